@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mldebug.web import frame
@@ -19,7 +19,8 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-cache, private",
 }
-NOBODY_ELSE = ("X-Content-Type-Options", "Cross-Origin-Resource-Policy")  # on metrics and JSON, too
+NOBODY_ELSE = ("X-Content-Type-Options", "Cross-Origin-Resource-Policy", "Cache-Control")  # on metrics and JSON, too
+TWO_LENGTHS = "Not answered: it has Content-Length and Transfer-Encoding.\n"
 LINKS = {"/runs": "All runs", "/incidents": "All incidents"}
 
 
@@ -31,9 +32,17 @@ class Viewer(NamedTuple):
 
 
 def for_nobody_else(app: ASGIApp) -> ASGIApp:
-    """The app with headers on each response by which browsers neither embed it in pages of other sites nor guess its content type."""
+    """The app with headers on each response by which browsers neither embed it in pages of other sites nor guess its content type.
+
+    A request that tells its length in two ways is refused: a proxy before us may believe the other, and take what is in one for two.
+    """
 
     async def closed(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            await PlainTextResponse(TWO_LENGTHS, 400, {"Connection": "close"})(scope, receive, send)
+            return
+
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)

@@ -22,10 +22,12 @@ from shared.jobs.hostile import (
     FILLS,
     HEADERS,
     LINES,
+    NAMES,
     OTHER_LINES,
     SHARED,
     TEXTS,
     VARIABLES,
+    WITHOUT_FILL,
     WORST,
 )
 from shared.system.hung import missing
@@ -85,7 +87,7 @@ def test_the_worst_of_every_variable_ends_nothing_and_delays_nobody(
         wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
         for name, value in WORST.items():
             place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "8"}
-            believable = dict.fromkeys(TEXTS, value) | place
+            believable = dict.fromkeys(TEXTS, value) | NAMES | place
             for kind, words in (("all", dict.fromkeys(names, value)), ("ranks", believable)):
                 more = {key: text[:8000] for key, text in words.items()}
                 size = 2 if kind == "ranks" else 1
@@ -152,7 +154,8 @@ def test_the_worst_of_every_log_line_and_file_header_ends_nothing_and_delays_nob
         wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
         values, hostile = list(WORST.values()), []
         for number, (name, header) in enumerate(HEADERS.items()):
-            at, content = folder / name, header + FILLS[number % len(FILLS)]
+            fill = b"" if name in WITHOUT_FILL else FILLS[number % len(FILLS)]
+            at, content = folder / name, header + fill
             at.mkdir()
             put_files(at, content)
             more = {"TORCHELASTIC_ERROR_FILE": f"{at}/error.json", "TORCH_FR_DUMP_TEMP_FILE": f"{at}/fr_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{at}/fr_"}  # fmt: skip

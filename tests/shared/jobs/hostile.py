@@ -52,6 +52,7 @@ TEXTS = _names(
     TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_USE_COMM_NONBLOCKING TORCH_WORKER_SERVER_SOCKET XDG_CACHE_HOME
     CONDA_PROMPT_MODIFIER CONDA_SHLVL LD_LIBRARY_PATH LD_PRELOAD NCCL_COMM_ID SLURM_CPUS_PER_TASK SLURM_JOB_ACCOUNT
     SLURM_JOB_PARTITION SLURM_JOB_QOS VIRTUAL_ENV WANDB_MODE
+    CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES
     """
 )
 """All others that we read."""
@@ -63,9 +64,20 @@ NO_VARIABLES = _names(
     LAUNCH_FAILED LC_ALL LC_CTYPE LONG_BINGET LONG_BINPUT MAX_BYTES MAX_CALLS MAX_GROUPS NEWOBJ_EX NODE_FAIL NOT_LITERAL NOT_SET
     OPEN_NOATTR OUT_OF_MEMORY POP_MARK READ_PLUS RECONFIG_FAIL REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD RUST_BACKTRACE
     SHORT_BINBYTES SHORT_BINSTRING SHORT_BINUNICODE SIZE_OR_SYNTAX_MISMATCH SPECIAL_EXIT STACK_GLOBAL STAGE_OUT
+    BAD_CERTIFICATE CAPTURE_SCHEMA CERTIFICATE_EXPIRED CERTIFICATE_REQUIRED HTTP_REQUEST LOG_FILE_NAME LOG_USE_SYSLOG MAIN_THREAD
+    NEXT_STEPS PCI_BUS_ID PEER_DID_NOT_RETURN_A_CERTIFICATE PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF SQLITE_BUSY
+    SQLITE_ERROR SQLITE_FULL SQLITE_LOCKED SQLITE_PERM SQLITE_READONLY UNKNOWN_CA WRONG_VERSION_NUMBER
+    CLUSTERSHELL_GW_PYTHON_EXECUTABLE JOURNAL_STREAM MLDEBUG_EVENTS NOTIFY_SOCKET SLURMD_NODENAME XDG_STATE_HOME
     """
 )
-"""Words in capitals of the same modules that are none."""
+"""Words in capitals of the same modules that are none, or variables of our own process."""
+
+NAMES = {
+    "NCCL_\x1b]0;x\x07\u202e<script>": "1",
+    "TORCH_\n# HELP a b\n": "2",
+    **{f"NCCL_X{n}": "9" for n in range(2000)},
+}
+"""Variables whose names a job makes up: what begins like a library's settings is recorded of a run."""
 
 LINES = {
     "boosting": "[{}]\ttrain-rmse:0.51",
@@ -91,6 +103,12 @@ HEADERS = {
     "heartbeat": b"mldebug\x01",
     "ring": b"mltrace\x01",
     "pickle": b"\x80\x04\x95" + b"\xff" * 8,
+    "lists in lists": b"\x80\x02]q\x00"
+    + b"".join(b"0](h%ch%ceq%c" % (n, n, n + 1) for n in range(60))
+    + b"X\x01\x00\x00\x00a\x93.",
+    "tuples in tuples": b"\x80\x02}(K\x00K\x01\x86q\x00"
+    + b"".join(b"0h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    + b"Nu.",
     "bomb": b"\x80\x04" + b"]" * 5000 + b"(" * 5000,
     "zip": b"PK\x03\x04" + b"\xff" * 26,
     "zip end": b"PK\x05\x06" + b"\xff" * 18,
@@ -102,6 +120,8 @@ HEADERS = {
     "elf": b"\x7fELF\x02\x01\x01",
     "nothing": b"",
 }
+WITHOUT_FILL = frozenset({"lists in lists", "tuples in tuples"})
+"""What is read only where nothing follows it."""
 FILLS = (b"\xff" * 8192, b"\x00" * 8192, bytes(range(256)) * 32)
 
 BESIDE = ("torch/version.py", "nccl/include/nccl.h", "events.out.tfevents.1.x", "metrics.jsonl", "metrics.csv", "sft.yaml", "run-x.wandb", "error.json", "fr_0", "fr_1", "step_9/__0_0.distcp", "step_9/__1_0.distcp", "step_9/.metadata", "step_9/model.safetensors", "step_9/model.pt")  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mldebug.core.plugins import create_all, names
+from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.gpu.visible_devices import visible
 from mldebug.jobs.known_issues.match import allowed
 from mldebug.jobs.schedulers.job_arrays import array_id
 from mldebug_agents.jobs.launcher import Launcher, NodeLauncher, pod_list
@@ -27,7 +29,7 @@ from shared.jobs.hostile import (
 
 ROOT = Path(__file__).parents[3]
 AGENTS = ROOT / "agents/mldebug_agents"
-OF_JOBS = ("jobs", "capture", "incidents", "storage", "watch")  # folders of both roots
+OF_PERSONS = ("cli", "probes", "support")  # folders of both roots: what a person starts
 NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK")
 READS = frozenset(
     ["read_file", "read_tail", "read_from", "read_heads", "read_lines", "read_memory", "list_folder", "write_byte"]
@@ -42,11 +44,12 @@ LAUNCHERS_WORDS = (
 
 def _constants() -> Iterator[str]:
     for root in (ROOT / "mldebug", AGENTS):
-        for folder in OF_JOBS:
-            for file in (root / folder).rglob("*.py"):
-                for node in ast.walk(ast.parse(file.read_text())):
-                    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                        yield node.value
+        for file in root.rglob("*.py"):
+            if file.relative_to(root).parts[0] in OF_PERSONS:
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
 
 
 class EnvironmentSpy(dict[str, str]):
@@ -74,7 +77,8 @@ def _read(environ: Mapping[str, str], launchers: list[Launcher]) -> None:
             launcher.identify(environ, argv)
             if isinstance(launcher, NodeLauncher):
                 launcher.pending(environ, argv)
-    others: tuple[Callable[[Mapping[str, str]], object], ...] = (allowed, array_id, debug_file, recorder_settings, setting)  # fmt: skip
+    gpus = (GpuReading(index=0, uuid="GPU-0", name="a"), GpuReading(index=1, uuid="GPU-1", name="b"))  # fmt: skip
+    others: tuple[Callable[[Mapping[str, str]], object], ...] = (allowed, array_id, debug_file, recorder_settings, setting, lambda one: visible(one, gpus))  # fmt: skip
     for one in others:
         one(environ)
     pod_list(environ, 4)

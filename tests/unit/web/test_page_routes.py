@@ -564,7 +564,24 @@ def test_tries_are_counted_by_address_and_in_all_and_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("LocalHost:80", "localhost"), ("[::1]:80", "::1"), ("a.b.", "a.b"), ("a:b", ""), ("::1", "")],
+    [
+        *(
+            ("LocalHost:80", "localhost"),
+            ("[::1]:80", "::1"),
+            ("[::1]", "::1"),
+            ("a.b.", "a.b"),
+            ("a:b", ""),
+            ("::1", ""),
+        ),
+        *(
+            ("[::1]evil.example", ""),
+            ("[::1", ""),
+            ("[::1].evil.example:80", ""),
+            ("[::1]:evil", ""),
+            ("[127.0.0.1]", "127.0.0.1"),
+        ),
+        *(("127.0.0.1:80:90", ""), ("localhost:\u0663", "")),
+    ],
 )
 def test_the_name_in_a_host_header(host: str, name: str) -> None:
     assert hostname(host) == name

@@ -538,7 +538,9 @@ def test_tcp_tells_metrics_and_health_and_nothing_else(folder: Path) -> None:
         for path in ("/metrics", "/healthz", "/readyz", "/api/v1/status"):
             link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             link.request("GET", path)
-            codes[path] = link.getresponse().status
+            answer = link.getresponse()
+            codes[path] = answer.status
+            assert answer.headers["Cache-Control"] == "no-cache, private"
             link.close()
     assert codes == {"/metrics": 200, "/healthz": 200, "/readyz": 200, "/api/v1/status": 404}
 
@@ -560,6 +562,20 @@ def test_nobody_fills_our_log_with_what_is_no_request(
         link.sendall(garbage)
         assert link.recv(100).startswith(b"HTTP/1.1 ")
     assert [one.getMessage() for one in caplog.records] == []
+
+
+def test_a_request_that_tells_two_lengths_is_refused_and_nothing_behind_it_is_one(
+    folder: Path,
+) -> None:
+    """A proxy that counts bytes takes what follows for the body, and sends the next user's request behind it."""
+    first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with serving(folder), socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(10)
+        link.connect(str(folder / SOCKET))
+        link.sendall(first + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b"".join(iter(lambda: link.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def history_as(

@@ -79,10 +79,16 @@ def from_browser(headers: Mapping[str, str]) -> bool:
 
 def hostname(host: str) -> str:
     """The host name of a Host header: `localhost` of `LOCALHOST:8080`, `::1` of `[::1]:8080`; "" for an invalid one."""
+    inside, bracket, rest = host.removeprefix("[").partition("]")
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        fits = bracket and (not rest or (rest[0] == ":" and _is_port(rest[1:])))
+        return inside if fits else ""
     name, _, port = host.partition(":")
-    return name.lower().rstrip(".") if not port or port.isdecimal() else ""
+    return name.lower().rstrip(".") if _is_port(port) else ""
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isascii() and text.isdecimal())
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
