@@ -48,6 +48,13 @@ def end_recorded(where: Path) -> RecordedEnd:
     return RecordedEnd(end_of_logs([one.log for one in found]) if found else None, gaps)
 
 
+def _last_lines(text: str) -> list[str]:
+    """The last `MAX_LINES` lines; those before them are not made one by one."""
+    parts = text.rsplit("\n", MAX_LINES + 1)  # the last may be empty
+    rest = text[len(parts[0]) :] if len(parts) > MAX_LINES + 1 else text
+    return rest.splitlines()[-MAX_LINES:]
+
+
 def _logs(where: Path) -> Iterator[_ReadLog]:
     room = MAX_ALL
     for path in dump_paths(where):
@@ -60,7 +67,7 @@ def _logs(where: Path) -> Iterator[_ReadLog]:
         place = place_of(name.rpartition("/")[2])
         log = RecordedLog(
             name=name,
-            lines=unexported(decoded_text(data)).splitlines()[-MAX_LINES:],
+            lines=_last_lines(unexported(decoded_text(data))),
             rank=place.number if place.says == "rank" else None,
         )
         yield _ReadLog(log, damage)

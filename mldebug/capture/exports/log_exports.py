@@ -27,6 +27,7 @@ import msgspec
 from mldebug.core.text import message_text
 
 MAX_RECORDS = 1_000_000
+MAX_VALUES = 4_000_000  # of one document: each takes some sixty bytes, also an empty one
 # Names are compared as `_plain` makes them, for collectors write `pod_name`, `podName`, `Pod Name`, `k8s.pod.name`
 _TEXTS = ("textpayload", "line", "log", "message", "msg", "content", "raw", "body", "logmessage", "logentry")  # fmt: skip
 _TIMES = (
@@ -72,7 +73,7 @@ def unexported(text: str) -> str:
     """Turn an export of a log service (Loki, CloudWatch and the like) back into the lines that the processes wrote, ordered by time. Where
     several processes wrote, `WRITER | ` stands before each line. A text that is no known export is returned as it is.
     """
-    records = _records(text)
+    records = _records(text) if text.count("\n") <= MAX_RECORDS else []
     if not records:
         return text
     names = _names(tuple(dict.fromkeys(one.writer for one in records)))
@@ -131,7 +132,9 @@ def _records(text: str) -> list[_Record]:
 
 
 def decoded(text: str) -> Any:
-    """The value of a text of JSON; None where it is none."""
+    """The value of a text of JSON; None where it is none, or has more values than an export."""
+    if text.count(",") > MAX_VALUES:
+        return None
     try:
         return msgspec.json.decode(text.strip("\ufeff \t\r\n"))
     except (msgspec.MsgspecError, ValueError, RecursionError):

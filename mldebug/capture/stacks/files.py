@@ -111,12 +111,16 @@ def read_file(path: Path, where: Path) -> DumpFile:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"unpacked larger than {MAX_BYTES >> 20} MiB"
             )
-        text = texts_inside(unexported(decoded_text(content)), is_stack_line)
-        if text.count("\n") + text.count("\0") > MAX_LINES:
+        text = decoded_text(content)
+        if _is_long(text) or _is_long(text := texts_inside(unexported(text), is_stack_line)):
             return DumpFile(name, status.st_mtime, StackText(), f"longer than {MAX_LINES:,} lines")
         return DumpFile(name, status.st_mtime, read_text(text), damage, bool(damage))
     except OSError as error:
         return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)
+
+
+def _is_long(text: str) -> bool:
+    return text.count("\n") + text.count("\0") > MAX_LINES
 
 
 def decoded_text(data: bytes) -> str:

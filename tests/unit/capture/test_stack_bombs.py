@@ -3,18 +3,21 @@
 import itertools
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mldebug.capture.dump_folder import _found_in, captures_from_dumps
+from mldebug.capture.exports.log_exports import unexported
 from mldebug.capture.stacks import files
 from mldebug.capture.stacks.files import DumpFile, read_file
 from mldebug.capture.stacks.json_form import take_json
 from mldebug.capture.stacks.process_text import ProcessText
 from mldebug.capture.stacks.reader import StackText
 from mldebug.core.errors import EvidenceError
+from mldebug.incidents import recorded_end
 
 STACK = [
     {
@@ -37,6 +40,40 @@ def test_a_file_of_millions_of_lines_is_not_taken_apart(tmp_path: Path, end: str
     assert not found.text.processes
     with pytest.raises(EvidenceError, match="longer than"):
         captures_from_dumps(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "timestamp,message\n" + "a\n" * 1_500_000,
+        'timestamp,message\n"' + "ab\n" * 1_500_000,
+        "{ab\n" * 1_500_000,
+        "[" + "{}," * 4_100_000 + "{}]",
+        '{"results": [' + "[]," * 4_100_000 + "[]]}",
+        "ab\n" * 3_000_000,
+    ],
+    ids=["CSV", "one field", "JSON lines", "objects", "lists", "log"],
+)
+def test_what_is_no_export_of_millions_of_records_costs_little_more_than_its_bytes(
+    tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "rank0.txt"
+    file.write_text(text)
+    tracemalloc.start()
+    try:
+        read_file(file, tmp_path)
+        recorded_end._last_lines(unexported(text))
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_a_long_log_the_last_lines_are_read() -> None:
+    for text in ("a\n" * 5 + "b\nc\n", "a\n" * 5 + "b\nc", "b\nc\n", "c", "", "\n", "a\n\n\nb"):
+        for most in (1, 2, 3, 100):
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(recorded_end, "MAX_LINES", most)
+                assert recorded_end._last_lines(text) == text.splitlines()[-most:], (text, most)
 
 
 def test_a_file_of_a_hundred_thousand_lines_is_read(tmp_path: Path) -> None:
