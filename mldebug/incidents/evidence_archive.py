@@ -36,6 +36,7 @@ _PIECEMEAL = (
     zipfile.ZIP_STORED,
     zipfile.ZIP_DEFLATED,
 )  # of the others Python's reader unpacks 4 KiB at once, which may be gigabytes
+_OTHER_WAYS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
 _ZIP_END = (1 << 16) + 200  # bytes at its end: the longest remark, and two records
 _TABLES = (  # its end records, and what in them is the size of the table
     (re.compile(rb"PK\x05\x06.{8}(.{4})", re.DOTALL), "<L"),
@@ -185,7 +186,7 @@ def _of_zip(file: Path) -> Iterator[_Packed]:
             if info.is_dir() or kind not in (0, 8):
                 continue
             if info.compress_type not in _PIECEMEAL:
-                way = zipfile.compressor_names.get(info.compress_type, "another way")
+                way = _OTHER_WAYS.get(info.compress_type, "another way")
                 raise EvidenceError(f"{info.filename} in it is compressed by {way}", LARGE)
             with archive.open(info) as content:
                 yield _Packed(info.filename, content)
