@@ -129,7 +129,9 @@ def _grown(value: object, most: int) -> bool:
         one = waiting[-1]
         if id(one) not in sizes:
             sizes[id(one)] = most + 1
-            waiting += [each for each in _containers(one) if id(each) not in sizes]
+            waiting += {
+                id(each): each for each in _containers(one) if id(each) not in sizes
+            }.values()
             continue
         waiting.pop()
         if id(one) in counted:
