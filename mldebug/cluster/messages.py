@@ -37,7 +37,6 @@ MAX_LIST = 8192  # characters of a list of nodes
 MAX_GPUS = 64  # of one node
 MAX_RELAYED = 16  # nodes that one node speaks for
 MAX_OBJECTS, MAX_VALUES = 400_000, 4_000_000  # of one message: a view of 8,192 nodes has a third
-MAX_REPORT_VALUES = 1_000_000  # of a report: that of 8,192 ranks has a third
 MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was found of many runs
 MAX_GAPS = 4  # of one run
 MAX_PRESENT = 4096  # nodes that are listed as present
@@ -51,7 +50,7 @@ MAX_COUNT = 1 << 53  # of steps, as a float holds exactly
 # What users of a node may ask its agent about all nodes
 CLUSTER_PATH, DUMP_PATH = "/api/v1/cluster", "/api/v1/dump"
 MAX_VIEW = 32 * MAX_MESSAGE
-MAX_REPORT = 8 * MAX_BYTES
+MAX_REPORT, MAX_REPORT_VALUES = 8 * MAX_BYTES, 1_000_000  # that of 8,192 ranks has a third of these
 DUMP_DEADLINE = 60.0  # seconds for a capture on all nodes of a job
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
