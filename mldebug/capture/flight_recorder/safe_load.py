@@ -4,9 +4,9 @@ A pickle is a program for a small machine. Before one step of it runs, every ste
 Python write for plain values (protocol 2 to 5) are allowed, so nothing can be imported or called. The same look bounds what it
 may make: steps that make objects, numbers of the memo (CPython grows it to any number that is asked for), tuples.
 
-A pickle may also name one value often, and that one another often: forty pairs, each of the one before it twice, are 2^40 values for whoever
-goes through all of them, and a file of 200 bytes. So no tuple stays one: as a key of a dict it would be hashed before anybody could count,
-with the interpreter held all the time. Each becomes a list, which is no key. And all that is loaded is counted as often as it is named.
+A pickle may also name one value twice in another, and that one twice in a third: forty levels are 2^40 values, and a file of 200 bytes. So no
+tuple stays one: as a key of a dict it would be hashed before anything could count, with the interpreter held all the time. Each tuple becomes
+a list, which is no key; and all that is loaded is counted, each value as often as it is named.
 """
 
 import io
