@@ -590,3 +590,14 @@ def test_the_launchers_of_a_run_are_counted_over_all_nodes() -> None:
     assert coordinator.word(waiting, "n2", 500.0).present == ()
     ranks = msgspec.structs.replace(waiting, launchers=0)
     assert coordinator.word(ranks, "n2", 5.0).present == ()
+
+
+@pytest.mark.parametrize(("launchers", "over"), [(1, ""), (0, MOVES)])
+def test_launchers_that_wait_for_nodes_are_not_said_to_move(launchers: int, over: str) -> None:
+    """Their own agent closes the incident; of ranks whose stall nobody else notices it is over after a while."""
+    coordinator = Coordinator()
+    waiting = RunNews(key=("waits for nodes", "torchrun", "exp7", "port 1"), launchers=launchers, stage="confirmed", incident="first")  # fmt: skip
+    for now in (5.0, DOUBT, DOUBT + 6.0):
+        coordinator.update(announced("n1", waiting), "10.0.0.1", now)
+        word = coordinator.word(waiting, "n1", now)
+    assert word.over == over
