@@ -19,7 +19,7 @@ _TRAINING = re.compile(
 _FIRST_WORD = re.compile(r"^(?:[a-z]{1,20}: {1,4})?([a-z]{3,30})\b")
 _OF_TRAINING = frozenset(("training", "pretraining", "finetuning", "tuning", "fitting", "learning", "running", "remaining"))  # fmt: skip
 _PREPARES = re.compile(
-    r"(?<![a-z])(?:map|filter|flatten|tokeni[sz]e|pack|load|download|extract|build|create|preprocess|convert|save|write|fetch|read|cache|index|scan|shuffle|upload|sync|prefetch|compile|warm-?up)(?![a-z0-9])"
+    r"(?<![a-z])(?:map|filter|flatten|tokeni[sz]e|pack|load|download|extract|build|create|preprocess|convert|save|write|fetch|read|cache|index|scan|shuffle|upload|sync(?! loss)|prefetch|compile|warm-?up)(?![a-z0-9])"
     r"|(?<![a-z])(?:data_?sets?|splits?|shards?|files?|weights?|checkpoints?|caches?|cached|index(?:es|ed)|downloads?|tokeni[sz]\w{1,5}|pack(?:ed|er)|prefetch\w{0,4}|texts?|documents?|prompts?|rollouts?)(?![a-z])"
 )
 

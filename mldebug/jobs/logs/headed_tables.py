@@ -49,6 +49,9 @@ _FIGURE = re.compile(
 _COUNT = re.compile(r"(?P<step>[\d,_]{1,20})(?: ?/ ?(?P<total>[\d,_]{1,20}))?(?:\.0{1,4})?")
 _BAR = re.compile(r"[|\u2502\u2503]")
 _GAP = re.compile(r"\s{2,}")
+_WORD = re.compile(r"\S+")
+_CELL = re.compile(r"\S+(?: \S+)*")
+LEAST_PLACED = 3  # figures of a row in which others lack
 _NO_NAME = re.compile(r"[ -]+")
 _TRIAL = "trial_name"
 _RUNS = frozenset(("RUNNING", "TERMINATED", "PAUSED"))
@@ -57,12 +60,13 @@ _RUNS = frozenset(("RUNNING", "TERMINATED", "PAUSED"))
 class HeadedTable:
     """The column names of one table, and what its rows tell."""
 
-    def __init__(self, cells: Sequence[str], kind: str, *, logged: bool) -> None:
+    def __init__(self, cells: Sequence[str], kind: str, *, logged: bool, starts: Sequence[int] = ()) -> None:  # fmt: skip
         """`cells`: the names of the columns as they stand there; `kind`: what parts them, one of `|`, tab, `,` or a space for columns;
-        `logged`: a logger's words stand before each line.
+        `logged`: a logger's words stand before each line; `starts`: where each name of columns begins, in characters after the first.
         """
         self._names = names = tuple(_plain_name(cell) for cell in cells)
         self._texts = tuple(_turned(name, cell.lower()) for name, cell in zip(names, cells, strict=True))  # fmt: skip
+        self._starts = starts
         self._trials: dict[str, str] = {}
         self._kind = kind
         self._logged = logged
@@ -104,8 +108,17 @@ class HeadedTable:
             return ()
         if self._kind == " ":
             words = text.split()
-            return words if len(words) == len(self._names) else _GAP.split(text)
+            cells = words if len(words) == len(self._names) else _GAP.split(text)
+            whole = len(cells) == len(self._names)
+            return [_listed(cell) for cell in (cells if whole else self._placed(text))]
         return _parted(text, self._kind)
+
+    def _placed(self, text: str) -> Sequence[str]:
+        """The cells of a row of columns that has no figure in some of them (Chainer): each stands right below its name. None where one does not."""
+        found = {one.start(): one[0] for one in _WORD.finditer(text)}
+        if len(found) < LEAST_PLACED or not found.keys() <= set(self._starts):
+            return ()
+        return [found.get(start, "-") for start in self._starts]
 
     def _of_trial(self, row: Mapping[str, str]) -> LogRecord | None:
         """One of several trainings that Ray Tune lists: progress where its row has changed, for the table is printed anew all the time."""
@@ -155,8 +168,17 @@ def table_below(line: str) -> HeadedTable | None:
         cells = _parted(text, kind) if kind != " " else _columns(text)
         names = tuple(_plain_name(cell) for cell in cells)
         if _is_of_training(cells, names):
-            return HeadedTable(cells, kind, logged=text != bare)
+            starts = [one.start() for one in _CELL.finditer(text)] if kind == " " else []
+            return HeadedTable(
+                cells, kind, logged=text != bare, starts=starts if len(starts) == len(cells) else ()
+            )
     return None
+
+
+def _listed(cell: str) -> str:
+    """The only figure of a list (DeepXDE's `[6.5e+00]`); of several, or none, nobody knows the whole."""
+    inner = cell[1:-1].strip() if cell[:1] == "[" and cell[-1:] == "]" else None
+    return cell if inner is None else inner if inner and "," not in inner else "-"
 
 
 def _parted(text: str, kind: str) -> Sequence[str]:

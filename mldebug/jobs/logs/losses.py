@@ -9,7 +9,7 @@ from functools import lru_cache
 from mldebug.jobs.logs.records import NUMBER, number
 
 _LOSS = re.compile(
-    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|_(?:step|epoch|train(?:ing)?)(?![a-z_])|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?(?:[ :=\t]{{1,8}}| {{0,8}}\| {{1,12}}(?=-?\d{{1,40}}\.\d))['\"]?(?:tensor\(|np\.float\d\d\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
+    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|_(?:step|epoch|train(?:ing)?|avg(?:_rank|_slice)?)(?![a-z_])|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?(?:[ :=\t]{{1,8}}| {{0,8}}\| {{1,12}}(?=-?\d{{1,40}}\.\d))['\"]?(?:tensor\(|np\.float\d\d\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
 )
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name
@@ -33,6 +33,7 @@ _PART = frozenset(
         "critic",
         "mtp",
         "vb",
+        "sync",
     ]
 )
 _BEFORE = re.compile(r"(?:[a-z0-9]{1,20}[ _]{1,3}){1,4}[a-z0-9]{0,20}$")  # the words right before

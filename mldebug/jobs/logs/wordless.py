@@ -23,6 +23,12 @@ _FORMS = (  # groups: step, and what else stands there of loss, total and epoch
     re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
         rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
     ),
+    re.compile(  # PointNet: `[0: 107/500] train loss: 0.5`
+        rf"\[(?P<epoch>\d{{1,9}}): {{1,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\] {{1,4}}(?:train(?:ing)?[ _])?loss\b"
+    ),
+    re.compile(  # UER-py: `|   107/  100000 steps|  1024.00 tokens/s| loss    6.5`
+        rf"\| {{1,12}}(?P<step>{WHOLE})/ {{0,12}}(?P<total>{WHOLE}) steps\|"
+    ),
     re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
         rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
     ),
@@ -38,6 +44,12 @@ _RARE = (  # with what a line must have, since they are slow to search, or may b
         "step/epoch [",
         re.compile(  # PixArt: the step of the run and its epoch, then those of the epoch
             rf"(?:[^\[\]]{{1,80}} - )?step/epoch \[(?P<step>{WHOLE})/(?P<epoch>\d{{1,9}})\]\[\d{{1,9}}/\d{{1,9}}\]:"
+        ),
+    ),
+    (
+        "/gs]: ",
+        re.compile(  # BTS, which names its numbers: epoch, those of the epoch, and the step of the run
+            rf"\[epoch\]\[s/s_per_e/gs\]: \[(?P<epoch>\d{{1,9}})\]\[\d{{1,15}}/\d{{1,15}}/(?P<step>{WHOLE})\], "
         ),
     ),
     (

@@ -39,7 +39,7 @@ _ANY = re.compile(
     r"step|iter|it\b|epoch|updates?\b|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss|(?:eval|valid)\w{0,6}:? "
 )
 _COUNT = (
-    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|\.(?= \d{{1,15}}/\d)|-(?=\d{{1,15}}:)|)[ \t]{{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, |(?<=\[)\d{{1,9}}, {{1,8}}(?=\d{{1,15}}/\d))?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
+    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|\.(?= \d{{1,15}}/\d)|-(?=\d{{1,15}}(?::|/epoch))|)[ \t]{{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, |(?<=\[)\d{{1,9}}, {{1,8}}(?=\d{{1,15}}/\d))?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
@@ -71,7 +71,7 @@ _OF_WORDLESS = (
     "mean rms",
 )
 _OF_LOOP = re.compile(
-    r"(?:epoch ?\[?\d{1,9}\]?[ ,]{0,2}\[?|deepmd info {1,8})$"
+    r"(?:epoch ?\[?\d{1,9}\]?[ ,]{0,2}\[?|epoch {1,8}\d{1,9} \| {0,4}|deepmd info {1,8})$"
 )  # before a batch: MXNet, DeePMD
 _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
     r"(?<![a-z0-9/._])(?:global[ _]?)?(?:step|iter|iteration)s?['\"]?[ :=]{1,3}(?P<count>\d{1,6}(?:\.\d{1,3})?[kmb])\b"
