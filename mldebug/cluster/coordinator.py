@@ -233,7 +233,9 @@ class Coordinator(PeerRoster):
             present=self._present(news, now) if news.launchers else (),
         )
         answer = self._slowness.complete(answer, news, now)
-        open_here = news.incident and not news.launchers  # launchers that wait are closed where they are
+        open_here = (
+            news.incident and not news.launchers
+        )  # launchers that wait are closed where they are
         if open_here and (why := self._over(news, stall, now)):
             return msgspec.structs.replace(answer, incident=news.incident, over=why)
         if stall is None:
