@@ -73,12 +73,12 @@ def nobody_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(home)
 
 
-class Said(NamedTuple):
+class Outcome(NamedTuple):
     code: int
     err: str
 
 
-def say(capfd: pytest.CaptureFixture[str], *words: str) -> Said:
+def say(capfd: pytest.CaptureFixture[str], *words: str) -> Outcome:
     """Call it; whatever comes of it keeps the contract, and an error has a way out."""
     code = cli.main(words)
     shown = capfd.readouterr()
@@ -89,7 +89,7 @@ def say(capfd: pytest.CaptureFixture[str], *words: str) -> Said:
         assert lines[0].startswith("mldebug: ")
         assert len(lines[0]) > len("mldebug: ") + 10
         assert any(line.startswith("  way out: ") and len(line) > 15 for line in lines), shown.err
-    return Said(code, shown.err)
+    return Outcome(code, shown.err)
 
 
 def test_all_verbs_are_tried() -> None:
@@ -104,10 +104,10 @@ def test_all_verbs_are_tried() -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_an_unknown_option_is_named(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    said = say(capfd, *NAMED[name].words, "--no-such-option")
-    assert said.code == ExitCode.USAGE
-    assert "--no-such-option" in said.err
-    assert f"mldebug {name} --help" in said.err
+    answer = say(capfd, *NAMED[name].words, "--no-such-option")
+    assert answer.code == ExitCode.USAGE
+    assert "--no-such-option" in answer.err
+    assert f"mldebug {name} --help" in answer.err
 
 
 @pytest.mark.parametrize("name", [name for name, one in NAMED.items() if "--config" in one.options])
@@ -122,9 +122,9 @@ def test_a_config_that_cannot_be_read_is_named(
         file.write_text("agnt: {listen: 3}\n")
     needed = {"notify": ("--test", "ops"), "gpus release": ("--end",)}.get(name, ())
     verb = NAMED[name]
-    said = say(capfd, *verb.words, "--config", str(file), *needed, *verb.arguments(str(tmp_path / "a.txt")))  # fmt: skip
-    assert said.code == ExitCode.USAGE
-    assert "of-mine.yaml" in said.err
+    answer = say(capfd, *verb.words, "--config", str(file), *needed, *verb.arguments(str(tmp_path / "a.txt")))  # fmt: skip
+    assert answer.code == ExitCode.USAGE
+    assert "of-mine.yaml" in answer.err
 
 
 @pytest.mark.parametrize("name", WITH_PATH)
@@ -132,8 +132,8 @@ def test_a_path_where_nothing_is_is_named(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     needed = ("-o", "out.json") if name == "trace export" else ()
-    said = say(capfd, *NAMED[name].words, *needed, *NAMED[name].arguments(str(tmp_path / "nowhere.html")))  # fmt: skip
-    assert said.code in (ExitCode.USAGE, ExitCode.MISSING)
+    answer = say(capfd, *NAMED[name].words, *needed, *NAMED[name].arguments(str(tmp_path / "nowhere.html")))  # fmt: skip
+    assert answer.code in (ExitCode.USAGE, ExitCode.MISSING)
 
 
 @pytest.mark.parametrize("name", WITH_PATH)
@@ -147,8 +147,8 @@ def test_a_path_that_holds_something_else_is_told_so(
     else:
         path.write_text("hello\nworld\n")
     needed = ("-o", "out.json") if name == "trace export" else ()
-    said = say(capfd, *NAMED[name].words, *needed, *NAMED[name].arguments(str(path)))
-    assert said.code != ExitCode.FOUND or name in JUDGING
+    answer = say(capfd, *NAMED[name].words, *needed, *NAMED[name].arguments(str(path)))
+    assert answer.code != ExitCode.FOUND or name in JUDGING
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -159,29 +159,29 @@ def test_a_path_that_may_not_be_read_is_told_so(
     for path in (tmp_path / "file.txt", tmp_path / "folder"):
         path.mkdir() if path.suffix == "" else path.write_text("x")
         path.chmod(0)
-        said = say(capfd, *NAMED[name].words, *NAMED[name].arguments(str(path)))
-        assert said.code in (ExitCode.USAGE, ExitCode.MISSING)
+        answer = say(capfd, *NAMED[name].words, *NAMED[name].arguments(str(path)))
+        assert answer.code in (ExitCode.USAGE, ExitCode.MISSING)
 
 
 @pytest.mark.parametrize("name", QUIET)
 def test_where_nothing_is_nobody_is_called(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    said = say(capfd, *NAMED[name].words, *NAMED[name].arguments("x"))
-    assert said.code != ExitCode.FOUND, said.err
+    answer = say(capfd, *NAMED[name].words, *NAMED[name].arguments("x"))
+    assert answer.code != ExitCode.FOUND, answer.err
 
 
 @pytest.mark.parametrize("name", [name for name, one in NAMED.items() if "--hosts" in one.options and name not in ("top", "probe curve")])  # fmt: skip
 def test_a_host_that_nobody_knows_is_named(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     verb = NAMED[name]
     ssh = ("--ssh",) if "--ssh" in verb.options else ()
-    said = say(capfd, *verb.words, "--hosts", "nowhere.invalid", *ssh)
-    assert said.code == (ExitCode.FOUND if name in JUDGING else ExitCode.MISSING)
-    assert "hostname it" not in said.err
+    answer = say(capfd, *verb.words, "--hosts", "nowhere.invalid", *ssh)
+    assert answer.code == (ExitCode.FOUND if name in JUDGING else ExitCode.MISSING)
+    assert "hostname it" not in answer.err
 
 
 @pytest.mark.parametrize("name", [name for name, one in NAMED.items() if "--job" in one.options and name not in JUDGING])  # fmt: skip
 def test_a_job_that_is_not_here_is_no_stall(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    said = say(capfd, *NAMED[name].words, "--job", "zzz")
-    assert said.code != ExitCode.FOUND
+    answer = say(capfd, *NAMED[name].words, "--job", "zzz")
+    assert answer.code != ExitCode.FOUND
 
 
 @pytest.mark.parametrize("name", [name for name, one in NAMED.items() if "--slurm-job" in one.options and name != "top"])  # fmt: skip
@@ -192,10 +192,10 @@ def test_a_slurm_that_does_not_answer_is_no_stall(
     squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    said = say(capfd, *NAMED[name].words, "--slurm-job", "123")
-    assert said.code == ExitCode.MISSING
-    assert "squeue failed" in said.err
-    assert "`scontrol ping`" in said.err
+    answer = say(capfd, *NAMED[name].words, "--slurm-job", "123")
+    assert answer.code == ExitCode.MISSING
+    assert "squeue failed" in answer.err
+    assert "`scontrol ping`" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_what_is_wrong_is_said_with_the_way_out(
     file.write_text("hello\n")
     config.write_text("channels: {ops: {kind: webhook, url: 'http://127.0.0.1:1/'}}\n")
     named = {"FILE": str(file), "FILE/of": str(file.with_name("nowhere")), "CONFIG": str(config)}
-    said = say(capfd, *(named.get(word, word) for word in words))
-    assert said.code == code
+    answer = say(capfd, *(named.get(word, word) for word in words))
+    assert answer.code == code
     for one in sentences:
-        assert one.replace("CONFIG", str(config)) in said.err
+        assert one.replace("CONFIG", str(config)) in answer.err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
