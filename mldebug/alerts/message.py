@@ -78,14 +78,17 @@ def _cleaned(one: Culprit) -> Culprit:
 
 
 def plain_text(message: EventMessage) -> str:
-    """The message as plain text, for a mail or chat: sentence, culprits, next steps, link, labels, node, times."""
+    """The message as plain text, for a mail or chat: sentence, when it was over, culprits, next steps, link, labels, node, times.
+
+    Of what is over there is no next step.
+    """
     lines = [message.sentence, ""]
+    lines += [f"over: {message.ended} ({message.outcome})"] if message.ended else []
     lines += [f"culprit: {culprit}" for culprit in message.culprits]
-    lines += [f"next step: {one}" for one in message.next_steps]
+    lines += [f"next step: {one}" for one in message.next_steps if not message.ended]
     lines += [f"report: {message.link}"] if message.link else []
     lines += [f"{name}: {value}" for name, value in sorted(message.labels.items())]
     lines += [f"node: {message.node}", f"since: {message.started}"]
-    lines += [f"over: {message.ended} ({message.outcome})"] if message.ended else []
     return "\n".join(lines) + "\n"
 
 

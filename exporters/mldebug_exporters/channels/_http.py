@@ -5,6 +5,7 @@ environment, the answer that is read is bounded, and an error names only the hos
 """
 
 import http.client
+import re
 import ssl
 import time
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ def request(
         raise OSError(f"{parts.hostname}: {error.strerror or error}") from None
     finally:
         link.close()
-    _judge(answer.status, parts.hostname or "")
+    _judge(answer.status, parts.hostname or "", received)
     return received
 
 
@@ -87,13 +88,16 @@ def _path(parts: SplitResult) -> str:
     return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
-def _judge(status: int, host: str) -> None:
+def _judge(status: int, host: str, received: bytes) -> None:
+    """Raise where a status is no success. An answer that is one word (`no_service`) is quoted; any other text is a stranger's."""
     if 200 <= status < 300:
         return
+    word = re.fullmatch(rb"\s*([a-z_]{3,40})\s*", received)
+    words = f"{status}, {word[1].decode()}" if word else f"{status}"
     if 300 <= status < 400:
         raise OSError(f"{host} redirects ({status}), which is not followed: name the new address")
     if status in (401, 403):
-        raise OSError(f"{host} does not accept our token or password ({status})")
+        raise OSError(f"{host} does not accept our token or password ({words})")
     if status >= 500 or status in LATER:
-        raise OSError(f"{host} answers {status}")
-    raise MessageRefusedError(f"{host} answers {status}")
+        raise OSError(f"{host} answers {words}")
+    raise MessageRefusedError(f"{host} answers {words}")

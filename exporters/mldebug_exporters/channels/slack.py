@@ -1,5 +1,6 @@
 """Slack, by an incoming webhook or a bot; Mattermost and Rocket.Chat take the webhook's messages as well."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,22 @@ from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import problem_of, request
 from mldebug_exporters.channels._secrets import secret
 
-MOST = 3500  # characters
+MOST = 3900  # characters; Slack asks for at most 4,000
 FINAL = ("msg_too_long", "invalid_arguments", "invalid_blocks", "no_text", "restricted_action")
 """Errors of Slack's API that another try cannot mend; a person, or time, may mend the others."""
+_INVALID = "the token is not valid any more: make a new token"
+_INVITE = "there is no such channel, or the bot is not in it: check the id, and invite the bot with /invite"
+_ARCHIVED = "the channel is archived: name another one"
+MEANINGS = {
+    **dict.fromkeys(("invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired"), _INVALID),
+    **dict.fromkeys(("channel_not_found", "not_in_channel"), _INVITE),
+    **dict.fromkeys(("is_archived", "channel_is_archived"), _ARCHIVED),
+    "missing_scope": "the app lacks a scope: it needs chat:write and files:write, and to be installed again",
+    "no_service": "the webhook was removed or switched off: make a new webhook",
+    "action_prohibited": "an administrator of the workspace does not allow this webhook to write there",
+    **dict.fromkeys(("ratelimited", "rate_limited", "429"), "too many messages in a short time: it is sent later"),
+}  # fmt: skip
+"""What people have to do about an error of Slack, by its name or status."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +79,15 @@ class Slack:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Post the message. Raises where it was not accepted (see `_http.request`)."""
+        """Post the message. Raises where it was not accepted (see `_http.request`), with what people have to do about it."""
+        try:
+            self._send(message)
+        except MessageRefusedError as error:
+            raise MessageRefusedError(_explained(str(error))) from None
+        except OSError as error:
+            raise OSError(_explained(str(error))) from None
+
+    def _send(self, message: EventMessage) -> None:
         options = self._options
         if options.token_file is None:
             body = msgspec.json.encode({"text": text_of(message)})
@@ -118,6 +140,13 @@ def _answer(received: bytes, method: str) -> Answer:
         raise OSError(f"Slack's answer to {method} cannot be read") from None
 
 
+def _explained(words: str) -> str:
+    """An error with what it means, where Slack's documentation says that."""
+    found = (meaning for name, meaning in MEANINGS.items() if re.search(rf"\b{name}\b", words))
+    meaning = next(found, "")
+    return f"{words}: {meaning}" if meaning else words
+
+
 def _headers(kind: str) -> dict[str, str]:
     return {"Content-Type": kind, "User-Agent": "mldebug"}
 
@@ -132,11 +161,22 @@ def _is_slacks(url: str, api: str) -> bool:
 
 
 def text_of(message: EventMessage, *, with_squares: bool = True) -> str:
-    """The message as Slack's text: the subject, what the ranks do as coloured squares, and all else."""
-    subject, rest = map(escape, map(for_chat, (message.subject, plain_text(message))))
+    """The message as Slack's text: the subject, what the ranks do as coloured squares, and all else. The sentence is said once, unless the
+    subject had no room for all of it.
+    """
+    text = plain_text(message)
+    if message.subject.endswith(message.sentence):
+        text = text.removeprefix(message.sentence).lstrip("\n")
+    subject, rest = map(escape, map(for_chat, (message.subject, text)))
     ranks = squares(message.map) if message.map is not None and with_squares else ""
     between = f"{escape(for_chat(ranks))}\n" if ranks else ""
-    return f"*{subject}*\n{between}{rest[:MOST]}"
+    head = f"*{subject}*\n{between}"
+    return head + _cut(rest, MOST - len(head))
+
+
+def _cut(escaped: str, most: int) -> str:
+    """At most so many characters, without a part of an escape at the end."""
+    return escaped if len(escaped) <= most else re.sub(r"&[a-z]*$", "", escaped[: most - 1]) + "…"
 
 
 def escape(text: str) -> str:
