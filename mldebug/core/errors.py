@@ -47,7 +47,7 @@ class NothingFoundError(MldebugError):
 
 
 class FailedCheckError(MldebugError):
-    """A check that the user asked for has failed, or his job is stalled: what a script that calls people waits for."""
+    """A check that the user asked for has failed, or the job is stalled: for this exit code a script calls somebody."""
 
     exit_code = ExitCode.FOUND
 
