@@ -19,7 +19,11 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-cache, private",
 }
-NOBODY_ELSE = ("X-Content-Type-Options", "Cross-Origin-Resource-Policy", "Cache-Control")  # on metrics and JSON, too
+NOBODY_ELSE = (
+    "X-Content-Type-Options",
+    "Cross-Origin-Resource-Policy",
+    "Cache-Control",
+)  # on metrics and JSON, too
 TWO_LENGTHS = "Not answered: it has Content-Length and Transfer-Encoding.\n"
 LINKS = {"/runs": "All runs", "/incidents": "All incidents"}
 
