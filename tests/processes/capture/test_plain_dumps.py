@@ -24,8 +24,8 @@ def dumped(job: RunningJob, folder: Path, *, without: int = -1) -> dict[str, Any
     for rank, pid in job.ranks.items():
         if rank == without:
             continue
-        told = subprocess.run([str(SCRIPTS / "py-spy"), "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
-        (folder / f"rank{rank}.txt").write_text(told.stdout)
+        answer = subprocess.run([str(SCRIPTS / "py-spy"), "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+        (folder / f"rank{rank}.txt").write_text(answer.stdout)
     judged = subprocess.run([*MLDEBUG, "diagnose", "--json", str(folder)], capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
     assert judged.stdout, judged.stderr
     found: dict[str, Any] = json.loads(judged.stdout)["diagnosis"]
