@@ -22,7 +22,7 @@ _LUSTRE = {"read": READ, "write": WRITE, "open": OPEN} | dict.fromkeys(
 _DEVICE = re.compile(r"^device (?P<source>.+) mounted on (?P<point>.+) with fstype (?P<fstype>\S+)", re.ASCII)  # fmt: skip
 _NFS_OPERATION = re.compile(r"^\s+([A-Z_]{1,24}): ((?:\d{1,20} ){7,8}\d{1,20})$", re.ASCII)
 _LUSTRE_LINE = re.compile(
-    r"^(\w{1,24})\s+(\d{1,20}) samples \[(usecs?|bytes)\](?: (\d{1,20}) (\d{1,20}) (\d{1,24}))?", re.ASCII
+    r"^(\w{1,24})\s+(\d{1,20}) samples \[(usecs?|bytes|regs|reqs)\](?: (\d{1,20}) (\d{1,20}) (\d{1,24}))?", re.ASCII
 )  # fmt: skip
 
 
@@ -92,20 +92,25 @@ def block_counts(text: str) -> Counts:
 
 
 def lustre_counts(text: str) -> Counts:
-    """The counts of a Lustre client from its `stats` file; a kind without times (Lustre before 2.13) is absent."""
-    counts: dict[str, OperationCount] = {}
-    moved: dict[str, int] = {}
+    """The counts of a Lustre client from its `stats` file. Lustre before 2.13 counts operations and bytes, and no times: not `timed` then."""
+    timed: dict[str, OperationCount] = {}
+    untimed: dict[str, OperationCount] = {}
+    moved: dict[str, OperationCount] = {}
     for line in text[:MAX_TEXT].splitlines():
         found = _LUSTRE_LINE.match(line)
-        if found is None or found[6] is None:
+        if found is None:
             continue
-        name, number, total = found[1], int(found[2]), int(found[6])
-        if found[3] == "bytes":
-            moved[name.removesuffix("_bytes")] = total
-        elif name in _LUSTRE:
-            kind = _LUSTRE[name]
-            counts[kind] = counts.get(kind, OperationCount()).plus(number, total / 1e6)
-    return {kind: one._replace(bytes=moved.get(kind, 0)) for kind, one in counts.items()}
+        name, number, total = found[1], int(found[2]), int(found[6] or 0)
+        kind = _LUSTRE.get(name.removesuffix("_bytes"), "")
+        if found[3] == "bytes" and kind in (READ, WRITE):
+            moved[kind] = OperationCount(number, 0.0, total, timed=False)
+        elif kind and found[3].startswith("usec") and found[6]:
+            timed[kind] = timed.get(kind, OperationCount()).plus(number, total / 1e6)
+        elif kind and found[3] in ("regs", "reqs"):
+            before = untimed.get(kind, OperationCount())
+            untimed[kind] = OperationCount(before.operations + number, timed=False)
+    with_bytes = {kind: one._replace(bytes=moved[kind].bytes) if kind in moved else one for kind, one in timed.items()}  # fmt: skip
+    return untimed | moved | with_bytes
 
 
 def pressure_seconds(text: str) -> dict[str, float]:

@@ -85,8 +85,39 @@ def test_lustre_counts_only_what_has_times() -> None:
         "open": OperationCount(57, 0.0057),
         "metadata": OperationCount(3, 6e-6),
     }
-    before_2_13 = "read_bytes 34 samples [bytes] 1 2 3\nopen 57 samples [regs]\n"
-    assert lustre_counts(before_2_13) == {}
+
+
+LUSTRE_2_12 = """\
+snapshot_time             1637627183.394337 secs.usecs
+dirty_pages_hits          76 samples [regs]
+read_bytes                299768458 samples [bytes] 0 4194304 6895163247966
+write_bytes               10208130 samples [bytes] 1 4194304 10917616761706 -4366299781827334380
+osc_read                  1029 samples [bytes] 4096 1048576 1073762304
+open                      57 samples [regs]
+close                     55 samples [reqs]
+getattr                   300 samples [regs]
+statfs                    17 samples [regs]
+inode_permission          5120 samples [regs]
+"""
+
+
+def test_lustre_before_2_13_counts_operations_and_bytes_without_times() -> None:
+    """As on GPFS: throughput is known, and how long an operation takes is not. Squares of sums may have run over."""
+    assert lustre_counts(LUSTRE_2_12) == {
+        "read": OperationCount(299768458, 0.0, 6895163247966, timed=False),
+        "write": OperationCount(10208130, 0.0, 10917616761706, timed=False),
+        "open": OperationCount(57, timed=False),
+        "metadata": OperationCount(372, timed=False),
+    }
+
+
+def test_what_a_timed_kind_of_lustre_counts_without_times_is_left_out() -> None:
+    """A mean would be too small otherwise."""
+    text = "getattr 3 samples [usecs] 1 2 6\nclose 900 samples [regs]\nread 0 samples [usec]\nread_bytes 5 samples [bytes] 1 2 10\n"
+    assert lustre_counts(text) == {
+        "metadata": OperationCount(3, 6e-6),
+        "read": OperationCount(5, 0.0, 10, timed=False),
+    }
 
 
 def test_lustre_of_newer_servers_begins_with_more_times() -> None:
