@@ -1,4 +1,4 @@
-"""What the kernel of a test machine may lack, by a kernel of its own: quotas of XFS and ext4."""
+"""What the kernel of a test machine may lack, by a kernel of its own: quotas of XFS and ext4, and NFS."""
 
 import re
 import shutil
@@ -63,3 +63,26 @@ def test_ranks_that_die_of_a_quota_of_the_kernel_are_told_whose_it_is(tmp_path: 
         assert re.search(r"checkpoint step-4\.pt was cut: \S+ MiB of about 8 MiB", summary), summary
         assert found[case]["step"].startswith(look)
     assert found["full ext4"]["summary"].startswith("/mnt/ext4 is full")
+
+
+def test_reads_over_a_real_nfs_mount_that_became_slow_are_told_of_the_client_s_own_counters(tmp_path: Path) -> None:  # fmt: skip
+    """The kernel's own server and client of NFS 4.1, and a link between them that becomes slow. Controls: before it, and afterwards."""
+    found = boot(tmp_path, "nfs.py", [image(tmp_path, "ext4", 64)], seconds=420)
+    print({key: one for key, one in found.items() if key != "mountstats"})
+    assert [told for _, told in found["usual"]] == [[]] * 22
+    took = [milliseconds for milliseconds, _ in found["slow"]]
+    assert min(took) >= 50, "the link does delay"
+    words = r"reads of /mnt/data sets \(nfs01:/\) take (\d+) ms instead of \S+ ms since \d\d:\d\d UTC \(.*\)"
+    (reads,) = [one for one in found["slow"][-1][1] if one.startswith("reads")]
+    match = re.fullmatch(words, reads)
+    assert match, reads
+    assert abs(int(match[1]) - sorted(took)[2]) <= 0.2 * sorted(took)[2], (
+        "as the rank itself measures"
+    )
+    assert found["by_device"] == {found["device"]: reads}
+    assert found["waiting"] >= 0.5, "of all looks the rank waits for a file"
+    assert found["after"][-1][1] == []
+    assert (
+        "device nfs01:/ mounted on /mnt/data\\040sets with fstype nfs4 statvers=1.1"
+        in found["mountstats"]
+    )
