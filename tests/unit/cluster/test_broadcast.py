@@ -1,5 +1,6 @@
 """One order to many nodes: none hears it before all were reached, and nobody who is late, slow or gone keeps the others."""
 
+import gc
 import socket
 import ssl
 import subprocess
@@ -134,6 +135,20 @@ def test_who_never_proves_anything_is_silent_and_keeps_nobody(ours: Identity) ->
     assert result == b"hello"
     assert isinstance(silent, SilentError)
     assert silent.message == "no answer in 3 s"
+
+
+def test_nothing_keeps_an_answer_that_its_reader_has_dropped(ours: Identity) -> None:
+    """Answers with traces have tens of MiB each, and the garbage collector may come an hour later."""
+    body = b"x" * 65536
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 65536\r\n\r\n" + body
+    gc.disable()
+    try:
+        with node(ours, says(answer)) as one, node(ours, says(answer)) as two:
+            found = bodies(fire(PeerClient(ours), [one, two]))
+        assert found == [body, body]
+        assert [sys.getrefcount(one) for one in found] == [3, 3]  # the list, the loop, the call
+    finally:
+        gc.enable()
 
 
 def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again(ours: Identity) -> None:

@@ -12,6 +12,7 @@ from mldebug.core.errors import UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug_agents.agent.children import CHILDREN
 from mldebug_agents.system.service import log_lines
+from mldebug_agents.system.service.large_blocks import give_back_large_blocks
 from mldebug_agents.system.spawn import WORKERS, Spawner
 
 SERVING, REPLAY = "mldebug_agents.agent.serving", "mldebug_agents.support.replay.serving"
@@ -67,6 +68,7 @@ def agent(
     def read() -> Config:
         return with_listen(load_config(config), listen)
 
+    give_back_large_blocks()
     with Spawner({**WORKERS, **CHILDREN}) as spawner:
         import_module(SERVING).run(read, spawner)
 

@@ -11,6 +11,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug_agents.fleet.hub.process import Hub
 from mldebug_agents.fleet.places import hub_dir
 from mldebug_agents.system.service import log_lines
+from mldebug_agents.system.service.large_blocks import give_back_large_blocks
 from mldebug_agents.system.service.shutdown import Shutdown
 
 log = logging.getLogger("mldebug")
@@ -25,6 +26,7 @@ def command(config: Path | None) -> None:
     listens, the section `fleet` of each agent's where it sends. Ask it with `mldebug lemons`.
     """
     log_lines.set_up(sys.stderr)
+    give_back_large_blocks()
     settings = load_config(config)
     shutdown = Shutdown()
     hub = Hub(settings)

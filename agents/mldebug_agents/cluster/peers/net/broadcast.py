@@ -217,7 +217,8 @@ class Broadcast:
             self._next()
 
     def _shot(self, number: int) -> NodeAnswer:
-        answer = self._answers[number] if number in self._answers else self._missing(number)
+        # not kept here: this object and its pool refer to each other, so it may stay for long
+        answer = self._answers.pop(number) if number in self._answers else self._missing(number)
         return NodeAnswer(answer, self._sent.get(number), self._came.get(number))
 
     def _missing(self, number: int) -> MldebugError:
