@@ -42,11 +42,11 @@ def test_a_part_that_fails_without_a_red_test_is_told(tmp_path: Path) -> None:
 def test_a_red_test_is_named_and_nothing_tries_it_again(tmp_path: Path) -> None:
     """`false` and then `true`: who were tried twice would be green."""
     again = tmp_path / "again"
-    test = f"echo FAILED tests/test_x.py::test_y; test -e {again} || {{ touch {again}; false; }}"
+    test = f"echo FAILED test_x.py::test_y; test -e {again} || {{ touch {again}; false; }}"
     (tmp_path / "test").write_text(test)
     assert ci(tmp_path, "turn", "unit", "bash", str(tmp_path / "test")) == 1
     assert ci(tmp_path, "tell_red") == 1
-    assert "red: bash tests/test_x.py::test_y\n" in (tmp_path / "summary").read_text()
+    assert "red: bash test_x.py::test_y\n" in (tmp_path / "summary").read_text()
 
 
 def test_where_nothing_is_red_it_says_so(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_what_is_named_is_there(file: Path) -> None:
 
 def test_the_ci_run_finds_the_files_that_it_names() -> None:
     there = {str(file.relative_to(ROOT / "tests")) for file in tracked("tests/*.py")}
-    for name in (*listed("WAITING"), *listed("BOOTED")):
+    for name in (*listed("NETWORKS"), *listed("SLURM"), *listed("BOOTED")):
         assert f"system/test_{name}.py" in there
     for path in (*listed("QUIET"), *listed("QUIET_HOST")):
         assert f"{path}.py" in there
