@@ -69,7 +69,7 @@ def test_reads_over_a_real_nfs_mount_that_became_slow_are_told_of_the_client_s_o
     """The kernel's own server and client of NFS 4.1, and a link between them that becomes slow. Controls: before it, and afterwards."""
     found = boot(tmp_path, "nfs.py", [image(tmp_path, "ext4", 64)], seconds=420)
     print({key: one for key, one in found.items() if key != "mountstats"})
-    assert [told for _, told in found["usual"]] == [[]] * 22
+    assert [words for _, words in found["usual"]] == [[]] * 22
     took = [milliseconds for milliseconds, _ in found["slow"]]
     assert min(took) >= 50, "the link does delay"
     words = r"reads of /mnt/data sets \(nfs01:/\) take (\d+) ms instead of \S+ ms since \d\d:\d\d UTC \(.*\)"

@@ -43,9 +43,7 @@ RAS_DEADLINE, SLOWNESS_DEADLINE = 10.0, 120.0
 AT_ONCE = 4  # jobs captured at the same time
 SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
-TICK = (
-    0.5  # seconds between two ticks of the monitors at least: several messages come in each second
-)
+TICK = 0.5  # seconds between two ticks of the monitors at least: several messages come each second
 SHOWN = 0.05  # of the main loop's CPU time goes to snapshots at most: with hundreds of runs each costs more than the message before it
 SHOWN_EVERY = 2.0  # seconds between two snapshots at most, once there is news
 CALM = 5.0  # seconds between two snapshots while there is none, or the interval between two looks where it is less

@@ -78,12 +78,12 @@ def strew(folder: Path) -> None:
 
 def pages(agent: RunningAgent) -> list[int]:
     """Ask for the pages about storage, and try to change something there; the answers' numbers."""
-    asked = [
+    requests = [
         ("GET", "/usage"), ("GET", "/storage"), ("GET", "/checkpoints"), ("DELETE", "/usage"), ("POST", "/usage"),
         ("POST", "/usage?delete=1"), ("DELETE", "/api/v1/usage"), ("PUT", "/usage"),
     ]  # fmt: skip
     found = []
-    for method, path in asked:
+    for method, path in requests:
         with closing(UnixConnection(agent.state)) as connection:
             connection.request(method, path)
             answer = connection.getresponse()

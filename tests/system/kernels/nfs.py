@@ -72,7 +72,7 @@ class Rank:
         return float(self._process.stdout.readline())
 
 
-def told(latency: LatencyCollector) -> list[str]:
+def sentences(latency: LatencyCollector) -> list[str]:
     """The sentences of what is slow."""
     return [one.sentence for one in latency.alarms()]
 
@@ -83,7 +83,7 @@ def looks(latency: LatencyCollector, rank: Rank, job: Job, moments: Iterable[int
     for look in moments:
         took = rank.read()
         latency.look(15.0 * look, [job])
-        found.append([took, told(latency)])
+        found.append([took, sentences(latency)])
     return found
 
 
