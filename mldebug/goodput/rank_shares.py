@@ -46,8 +46,8 @@ class CodeLine(NamedTuple):
 
 
 def usual_lines(stacks: Sequence[CountedStack]) -> tuple[CodeLine, ...]:
-    """The lines of the job's own code that were found as the innermost frame most often, at most `MOST_FETCHES`, each in a twentieth of all
-    samples or more.
+    """The lines of code at which stack samples of a rank ended most often: at most 8, the most frequent first. Counted are samples whose innermost frame
+    is in the job's own code, not in a library; a line in less than a twentieth of all samples is left out.
     """
     found: Counter[CodeLine] = Counter()
     for one in stacks:

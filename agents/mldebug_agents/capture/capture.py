@@ -59,11 +59,11 @@ FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
 class AddFlightRecorders(Protocol):
-    """Adds PyTorch Flight Recorders to a capture.
+    """A function that reads the PyTorch Flight Recorders of the ranks in the capture `taken`. It returns that capture with what it could read, and with a
+    gap, which tells the reason, for each rank that it could not read.
 
-    `left()`: seconds until the capture's deadline. `stalled`: the job is known to stand still, so
-    ways that cost a rank something are allowed. `resumed`: it stood still under an earlier agent
-    already, which may have asked the ranks.
+    `left()`: seconds until the capture's deadline. `stalled`: the job is known to stand still, so ways that cost a rank something are allowed.
+    `resumed`: it already stood still under an earlier agent. That one may have asked the ranks, so they are not asked a second time.
     """
 
     def __call__(

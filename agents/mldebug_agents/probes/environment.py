@@ -43,7 +43,11 @@ RELEVANT = ("NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "U
 
 
 class ProbeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """Environment variables of a child. `kept`: those that change a measurement; `dropped`: names of those left out."""
+    """The environment for the processes that a probe starts.
+
+    `variables`: all variables that they get, by name. `kept`: those among them that can change a measurement (NCCL_*, UCX_* and the like), for the
+    report. `dropped`: names of variables that they do not get, because these belong to a job or to this program's own Python.
+    """
 
     variables: dict[str, str]
     kept: dict[str, str]

@@ -35,7 +35,9 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """The event `failed`: the exception of a rank."""
+    """The event `failed`, which a rank of a probe sends to the process that started it: an exception has ended the rank. `kind` is the exception's class,
+    `error` its text.
+    """
 
     event: str
     rank: int

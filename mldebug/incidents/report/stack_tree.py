@@ -22,9 +22,10 @@ _SPANS = re.compile(r"(?<![\d-])(\d{1,9})(?:-(\d{1,9}))?(?![\d-])", re.ASCII)  #
 
 @dataclass(frozen=True, slots=True)
 class StackBranch:
-    """Consecutive frames that the same ranks share, outermost first.
+    """One branch of the tree in which the stacks of all ranks are merged: consecutive frames that the same ranks share, outermost first.
 
-    `closes`: how many branches end after this one.
+    The tree is shown as a flat list of branches, depth first. `closes`: how many levels of the tree end behind this branch, its own
+    included; 0 where its children follow.
     """
 
     frames: list[str]

@@ -52,11 +52,12 @@ def rank_facts(
 
 
 def servers(host: Host, pid: int, state: ProcessState, environ: Mapping[str, str]) -> Iterator[str]:
-    """The addresses of a rank's PyTorch worker servers: a path below its root, or `tcp:PORT:PID:ADDRESS`.
+    """The addresses at which the PyTorch worker server of rank `pid` can be asked: the path of a Unix socket (through the rank's /proc/PID/root),
+    or `tcp:PORT:PID:ADDRESS` with the rank's own pid. `state`: the rank's threads and open files; `environ`: its environment.
 
-    Only sockets on which the server's own thread accepts are given, since a question to another socket
-    could do harm. Where its system call may not be read, the socket named in its environment is
-    given; who listens there is checked later.
+    Only a socket is given on which the thread of that server waits in accept(2), since a question to any other socket could do harm. Where the
+    thread's system call may not be read, the socket that the variable TORCH_WORKER_SERVER_SOCKET names is given instead; the caller
+    checks who listens there.
     """
     listening = [thread for thread in state.threads if thread.name == SERVER_THREAD]
     inodes = {_inode(thread, state.files) for thread in listening} - {""}

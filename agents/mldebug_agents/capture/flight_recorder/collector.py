@@ -107,7 +107,8 @@ class FlightRecorderCollector:
         raises for what a job does.
 
         `left()`: seconds until its deadline; `stalled`: the job has stood still for long, so the
-        debug FIFO may be written; `resumed`: an earlier agent may have written it already.
+        debug FIFO may be written; `resumed`: an earlier agent may have written it already, so it is not
+        written a second time.
         """
         sharing = SharedDumps(self._host, self._living)
         tools = AccessTools(

@@ -66,7 +66,9 @@ def place(spawner: Spawner, order: HookRequestFile) -> bool:
 
 
 def serve(connection: socket.socket) -> None:
-    """The main function of the child: carries out one order and ends."""
+    """The main function of the child process that writes or removes one request to a job's hook: it receives the order over `connection`, carries it out with
+    the rights of the job's user, sends the reply (which tells errors, too) over the same connection, and ends.
+    """
     link = ChildLink(connection, msgspec.msgpack.Decoder(HookRequestFile))
     link.send(carry_out(link.receive()))
 

@@ -48,8 +48,9 @@ class Refusals:
             return dict(self._counts)
 
     def count(self, reason: str, who: str, why: str) -> None:
-        """Count one refused request. `who` and `why` are not trusted, since another host chose them: they are cleaned
-        before they are logged.
+        """Count one refused request, and log it once. `reason`: the kind of refusal, one of `REASONS`, under which it is counted. `who`: the sender; `why`: the
+        details. The sender's host may have chosen both, so control characters are removed and the length is bounded before they are
+        logged.
         """
         who, why = clean(who, 60), clean(why, 200)
         with self._lock:
