@@ -1,6 +1,6 @@
-"""Lightning, the HF Trainer and FSDP2, as they are, hang in four ways on two GPUs: noticed when, and who was named.
+"""Lightning, the HF Trainer and FSDP2, as they are, hang in six ways on two GPUs: noticed when, and who was named.
 
-`MLDEBUG_GPU_FRAMEWORKS=lightning:worker,fsdp2:both` runs only those: twelve rows of up to two minutes are more than one call.
+`MLDEBUG_GPU_FRAMEWORKS=lightning:worker,fsdp2:both` runs only those: eighteen rows of up to two minutes are more than one call.
 `trainer:healthy` among them is watched for `MLDEBUG_GPU_HEALTHY` seconds (480), in which nothing may be reported.
 """
 
