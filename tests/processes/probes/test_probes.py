@@ -377,7 +377,7 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
         (("--sizes", ""), {}, 2, "--sizes ''"),
         ((), {"GLOO_SOCKET_IFNAME": "eht7"}, 1, "GLOO_SOCKET_IFNAME=eht7"),
         ((), {"NCCL_ALGO": "Rign"}, 2, "NCCL_ALGO=Rign means nothing to NCCL"),
-        (("--memory", "1MiB"), {}, 1, "nothing was measured: all_reduce of 67108864 bytes"),
+        (("--memory", "1MiB"), {}, 3, "nothing was measured: all_reduce of 67108864 bytes"),
         (
             ("--python", "/bin/true"),
             {},
