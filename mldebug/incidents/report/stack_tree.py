@@ -24,6 +24,9 @@ _SPANS = re.compile(r"(?<![\d-])(\d{1,9})(?:-(\d{1,9}))?(?![\d-])", re.ASCII)  #
 class StackBranch:
     """One branch of the tree in which the stacks of all ranks are merged: consecutive frames that the same ranks share, outermost first.
 
+    `ranks`: these ranks as short text (`0-3,7`); `count`: how many they are; `share`: the part of all ranks, 0 to 1; `culprits`: those among them that
+    the report blames. `leaf`: no branch follows below it; `open`: it is shown unfolded.
+
     The tree is shown as a flat list of branches, depth first. `closes`: how many levels of the tree end behind this branch, its own
     included; 0 where its children follow.
     """

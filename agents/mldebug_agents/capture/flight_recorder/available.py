@@ -53,7 +53,8 @@ def rank_facts(
 
 def servers(host: Host, pid: int, state: ProcessState, environ: Mapping[str, str]) -> Iterator[str]:
     """The addresses at which the PyTorch worker server of rank `pid` can be asked: the path of a Unix socket (through the rank's /proc/PID/root),
-    or `tcp:PORT:PID:ADDRESS` with the rank's own pid. `state`: the rank's threads and open files; `environ`: its environment.
+    or `tcp:PORT:PID:ADDRESS`, with `pid` and the IP address on which it listens. Yields nothing where the rank has none.
+    `state`: the rank's threads and open files; `environ`: its environment.
 
     Only a socket is given on which the thread of that server waits in accept(2), since a question to any other socket could do harm. Where the
     thread's system call may not be read, the socket that the variable TORCH_WORKER_SERVER_SOCKET names is given instead; the caller

@@ -66,8 +66,9 @@ def place(spawner: Spawner, order: HookRequestFile) -> bool:
 
 
 def serve(connection: socket.socket) -> None:
-    """The main function of the child process that writes or removes one request to a job's hook: it receives the order over `connection`, carries it out with
-    the rights of the job's user, sends the reply (which tells errors, too) over the same connection, and ends.
+    """The main function of a child process that writes or removes one request file for the hook, which is our code inside a rank of the job and looks for
+    such files in /dev/shm. It receives a `HookRequestFile` over `connection`, carries it out with the rights of the job's user, sends a
+    `HookRequestReply` (errors among it) over the same connection, and returns; the process ends with it.
     """
     link = ChildLink(connection, msgspec.msgpack.Decoder(HookRequestFile))
     link.send(carry_out(link.receive()))

@@ -48,7 +48,7 @@ class Refusals:
             return dict(self._counts)
 
     def count(self, reason: str, who: str, why: str) -> None:
-        """Count one refused request, and log it once. `reason`: the kind of refusal, one of `REASONS`, under which it is counted. `who`: the sender; `why`: the
+        """Count one refused request. Only the first with the same `who` and `why` is logged as well. `reason`: the kind of refusal, one of `REASONS`, under which it is counted. `who`: the sender; `why`: the
         details. The sender's host may have chosen both, so control characters are removed and the length is bounded before they are
         logged.
         """
