@@ -55,7 +55,7 @@ def _report(output: bytes) -> dict[str, Any] | None:
             return None
         try:
             found, _ = _DECODER.raw_decode(text, begin)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # also a number of thousands of digits
             found = None
         roots = [found[name] for name in ROOTS if name in found] if isinstance(found, dict) else []
         if roots:

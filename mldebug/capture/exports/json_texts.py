@@ -21,6 +21,7 @@ _HOST_NAME = re.compile(
     r"(?:[a-z\d-]{0,40}[-_])?(?:node|host|gpu|pod|worker|server|ip|dgx|hgx|compute|trainer)[\w.-]{0,200}\d[\w.-]{0,50}|\d{1,3}(?:[.-]\d{1,3}){3}|[a-z][\w-]{0,62}(?:\.[\w-]{1,62}){2,8}",
     re.IGNORECASE,
 )
+_PID = re.compile(r"(?:process|pid)[ :=#]{1,3}(\d+)\b", re.IGNORECASE)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -94,8 +95,10 @@ def _is_by_host(value: Mapping[str, Any]) -> bool:
 def _has_pid(value: Any, pid: str) -> bool:
     """Whether a text right here, or one in a mapping, begins with this number of a process."""
     texts = value.values() if isinstance(value, dict) else (value,)
-    words = re.compile(rf"(?:process|pid)[ :=#]{{1,3}}{pid}\b", re.IGNORECASE)
-    return any(isinstance(one, str) and words.search(one, 0, 200) is not None for one in texts)
+    return any(
+        isinstance(one, str) and any(found[1] == pid for found in _PID.finditer(one, 0, 200))
+        for one in texts
+    )
 
 
 def _number(value: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 Source of the form: the Trace Event Format, and libkineto's output_json.cpp (PyTorch 2.13). Times are microseconds there and here.
 """
 
-import math
 import re
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from mldebug.core.redact import clean
 
 MAX_BYTES = 96 << 20
 MAX_NAME = 120  # characters
+MAX_TIME = 1e18  # microseconds since 1970, or since the start of the node: thirty thousand years
 MAX_OBJECTS = 2_000_000  # braces in all: an event of the hook's 200,000 has two, and names of kernels some. An empty event is three bytes
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
@@ -91,7 +91,8 @@ def parse_trace(data: bytes) -> ProfileTrace:
 
 
 def _is_time(event: _Event) -> bool:
-    return math.isfinite(event.ts) and math.isfinite(event.dur) and event.dur >= 0
+    """Whether its time can be: sums of 1e308 are infinite, and what is infinite cannot be read back from a report."""
+    return abs(event.ts) <= MAX_TIME and 0 <= event.dur <= MAX_TIME
 
 
 def _span(event: _Event) -> Span:

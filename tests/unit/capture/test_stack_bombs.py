@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from mldebug.capture.dump_folder import _found_in, captures_from_dumps
+from mldebug.capture.exports.json_texts import texts_inside
 from mldebug.capture.exports.log_exports import unexported
 from mldebug.capture.stacks import files
 from mldebug.capture.stacks.files import DumpFile, read_file
 from mldebug.capture.stacks.json_form import take_json
 from mldebug.capture.stacks.process_text import ProcessText
-from mldebug.capture.stacks.reader import StackText
+from mldebug.capture.stacks.reader import StackText, is_stack_line
 from mldebug.core.errors import EvidenceError
 from mldebug.incidents import recorded_end
 
@@ -111,3 +112,18 @@ def test_a_file_of_very_many_processes_costs_time_in_proportion(tmp_path: Path) 
     began = time.process_time()
     assert len(list(_found_in(file))) == 20_000
     assert time.process_time() - began < 3
+
+
+def test_json_whose_names_are_all_numbers_costs_its_bytes() -> None:
+    """Each name was made a pattern of its own, to look whether the text below calls it a process: 3,000,000 of them took minutes."""
+    text = json.dumps({str(number): "x" for number in range(60_000)})
+    before = time.thread_time()
+    assert texts_inside(text, is_stack_line) == text
+    assert time.thread_time() - before < 1
+
+
+@pytest.mark.parametrize(("words", "headed"), [("Process 0: a", False), ("Process 10: a", True)])
+def test_a_name_that_the_text_calls_a_process_is_no_rank(words: str, headed: bool) -> None:
+    text = f"{words}\n{DUMP.partition(chr(10))[2]}"
+    found = texts_inside(json.dumps({"0": text, "1": text}), is_stack_line)
+    assert (found.count("== rank"), DUMP.count("slow")) == (2 if headed else 0, 1)

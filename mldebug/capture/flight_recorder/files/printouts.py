@@ -7,6 +7,7 @@ first one. Without `--verbose` a table has no numbers of calls, by which alone r
 """
 
 import re
+from bisect import bisect
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
@@ -56,7 +57,7 @@ def read_printout(text: str) -> dict[int, Raw]:
     calls_read = 0
     for block in _blocks(lines):
         for rank, call, config in _calls_of(block):
-            calls_read += len(call)
+            calls_read += len(call) or 1  # who has made none has a group at least
             if calls_read > MAX_CALLS:
                 raise ValueError(f"it tells of more than {MAX_CALLS:,} calls")
             dump = found.setdefault(rank, {"version": "printed", "entries": [], "pg_config": {}})
@@ -167,7 +168,9 @@ def _calls_of_table(lines: list[str]) -> dict[int, Raw]:
         return {}
     found: dict[int, Raw] = {rank: {"version": "printed", "entries": []} for rank in ranks}
     for line in lines[at + 1 :]:
-        for rank, (start, end) in zip(ranks, columns, strict=True):
+        # columns behind the line's end are not looked at: a short file may have a thousand of them, and a million empty lines
+        reached = bisect(columns, (len(line), 0))
+        for rank, (start, end) in zip(ranks[:reached], columns[:reached], strict=True):
             if cell := _CELL.match(line[start:end].strip()):
                 found[rank]["entries"].append(_of_cell(cell))
     return found
