@@ -22,6 +22,7 @@ CHUNK = 1 << 20
 MAX_HEADER = (
     16 << 10
 )  # bytes of what a tar says of one file: a path, and what a filesystem notes, need less
+MAX_DEPTH = 64  # folders in each other: Python's library makes and removes a thousand of them by calling itself as often, and fails
 MAX_SECONDS = 300.0
 LARGE = "unpack it yourself, and give the folder"
 BROKEN = "it was cut off or changed on its way: copy it again"
@@ -141,9 +142,10 @@ def _unpack(file: Path, folder: Path) -> None:
     for number, (name, content) in enumerate(_files(file)):
         if number >= MAX_FILES:
             raise EvidenceError(f"{file} holds more than {MAX_FILES:,} files", LARGE)
-        path = folder.joinpath(
-            *(part for part in PurePosixPath(name).parts if part not in ("/", ".."))
-        )
+        parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..")]
+        if len(parts) > MAX_DEPTH:
+            raise EvidenceError(f"{file} holds folders {len(parts):,} deep", LARGE)
+        path = folder.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as target:
             while chunk := content.read(CHUNK):

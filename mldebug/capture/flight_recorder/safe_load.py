@@ -25,6 +25,10 @@ NAMED_AGAIN = 8  # times the values that a file may hold are so many as its valu
 _TO_LIST = b"Q"  # the step that has `persistent_load` replace the value on top
 _MAKERS = b"]})(t\x85\x86\x87MJGX\x8c\x8ae"  # what makes an object, and what marks one
 _JSON_MAKERS = b"[{,"
+_NUMBERS = (
+    b"\x94"  # the step that gives a value its place in the memo: one byte, and a hundred there
+)
+_LONG_NUMBERS = re.compile(rb"r..[\x00-\x1f]\x00", re.DOTALL)  # the same with the place
 PUT = rb"(?:q.|r.{4}|\x94)"  # BINPUT, LONG_BINPUT, MEMOIZE: give an object a number
 _STEPS = (
     rb"(?:(?:%b|K|q|\x80(?=[\x02-\x05])).[]})(eusa\x94N\x88\x89]*+"  # BINGET, BININT1, BINPUT, PROTO; steps alone
@@ -64,7 +68,8 @@ def load_plain(data: bytes, most: int = MAX_OBJECTS) -> object:
 def load_pickle(data: bytes, most: int = MAX_OBJECTS) -> object:
     """The value in a pickle, which may hold at most `most` values; a list in place of each tuple. Raises ValueError with the reason."""
     _bound(data, _MAKERS, most)
-    value, _ = _run(data)
+    _bound(data, _NUMBERS, most)
+    value = _run(data)[0]
     if _grown(value, NAMED_AGAIN * most):
         raise ValueError("it names the same values again and again")
     return value
@@ -97,11 +102,11 @@ def _load_json(data: bytes, most: int) -> object:
         raise ValueError(f"it is malformed JSON ({str(error)[:100]})") from None
 
 
-def _run(data: bytes) -> tuple[object, Mapping[int, object]]:
-    """The value that a pickle makes, and its memo. Raises ValueError with the reason, before anything runs where a step is not allowed."""
+def _run(data: bytes) -> tuple[object, _Plain]:
+    """The value that a pickle makes, and who has its memo, of which a copy may be large. Raises ValueError with the reason, before anything runs where a step is not allowed."""
     reader = _Plain(io.BufferedReader(io.BytesIO(_without_tuples(data, check_steps(data)))))
     try:
-        return reader.load(), reader.memo.copy()
+        return reader.load(), reader
     except Exception as error:  # noqa: BLE001 - a pickle of allowed steps in a wrong order raises whatever it likes
         raise ValueError(f"it is a malformed pickle ({type(error).__name__})") from None
 
@@ -157,7 +162,11 @@ def memo_of(start: bytes) -> Mapping[int, object]:
     """
     data = start + b"."
     _bound(data, _MAKERS, MAX_NUMBERED)
-    return _run(data)[1]
+    _bound(data, _NUMBERS, MAX_NUMBERED)
+    if len(_LONG_NUMBERS.findall(data)) > MAX_NUMBERED:
+        raise ValueError(f"it numbers more than {MAX_NUMBERED:,} values")
+    memo: Mapping[int, object] = _run(data)[1].memo.copy()
+    return memo
 
 
 def check_references(rest: bytes, count: int) -> None:

@@ -18,6 +18,9 @@ from mldebug.core.redact import clean
 MAX_BYTES = 32 << 20
 MAX_COMMUNICATORS = 4096
 MAX_RANKS = 262_144  # of all communicators together
+MAX_OBJECTS = (
+    4 * MAX_RANKS
+)  # braces: a rank has three. `{"rank":1}` is ten bytes, and takes 150 once it is decoded
 MAX_FUNCTIONS = 64  # of one rank; NCCL has about ten
 
 Whole = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
@@ -103,6 +106,8 @@ def parse(data: bytes) -> NcclRas:
 
 
 def _parse_json(data: bytes) -> NcclRas:
+    if data.count(b"{") > MAX_OBJECTS:
+        raise ValueError(f"it has more than {MAX_OBJECTS:,} objects")
     try:
         found = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\2", data), type=_Answer)
     except (msgspec.DecodeError, RecursionError) as error:

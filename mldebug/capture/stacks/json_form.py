@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from mldebug.capture.stacks.pyspy import parse_pyspy_json
+from mldebug.capture.stacks.pyspy import MAX_OBJECTS, parse_pyspy_json
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import ThreadStack
 from mldebug.core.redact import clean
@@ -55,7 +55,7 @@ def take_json(lines: Iterable[str]) -> JsonText:
     if not _BEGIN.match(text):
         return JsonText()
     start, more = len(text) - len(text.lstrip()), 1
-    while True:
+    while not _is_larger(text):
         try:
             value, end = _DECODER.raw_decode(text, start)
             break
@@ -66,8 +66,15 @@ def take_json(lines: Iterable[str]) -> JsonText:
             if not some:
                 return JsonText()
             text, more = "\n".join((text, *some)), 2 * more
+    else:
+        return JsonText()
     found = tuple(_processes(value, 0))
     return JsonText(found, text.count("\n", 0, end) + 1) if found else JsonText()
+
+
+def _is_larger(text: str) -> bool:
+    """Whether it may hold more than a file of stacks: an empty list is two bytes, and sixty once it is decoded."""
+    return text.count("{") + text.count("[") > 2 * MAX_OBJECTS or text.count(",") > 4 * MAX_OBJECTS
 
 
 def _processes(value: Any, depth: int) -> Iterator[JsonProcess]:

@@ -20,6 +20,7 @@ from mldebug.core.model import Frame, ThreadStack
 from mldebug.core.redact import clean
 
 MAX_THREADS = 512
+MAX_OBJECTS = 500_000  # braces: a thread or frame of py-spy's has a hundred bytes, an invented one three, and takes 170 once it is decoded
 
 
 class _RawFrame(msgspec.Struct):
@@ -46,8 +47,10 @@ _DECODER = msgspec.json.Decoder(list[_RawThread])
 def parse_pyspy_json(data: bytes | str) -> tuple[ThreadStack, ...]:
     """Read the output of `py-spy dump --json`: one stack per Python thread, frames innermost first, names cleaned and cut.
 
-    Raises EvidenceError when it is not such a dump. Source: py-spy 0.4 src/dump.rs.
+    Raises EvidenceError when it is not such a dump, or larger than one. Source: py-spy 0.4 src/dump.rs.
     """
+    if (data.count(b"{") if isinstance(data, bytes) else data.count("{")) > MAX_OBJECTS:
+        raise EvidenceError("this has more threads and frames than py-spy writes")
     try:
         raw = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -127,6 +127,13 @@ def test_times_that_are_none_and_names_for_terminals_do_no_harm() -> None:
     assert "\x1b" not in found.operators[0].name
 
 
+def test_times_whose_sums_have_no_end_are_left_out() -> None:
+    """An infinite number is written as null, with which a report cannot be read back."""
+    huge = [event("cpu_op", "a", 1e308, 1.7e308), event("cpu_op", "a", -1e308, 1e308)]
+    assert of(*huge) == ProfileSummary()
+    assert of(*huge, event("cpu_op", "a", 0, 5)) == of(event("cpu_op", "a", 0, 5))
+
+
 def test_intervals() -> None:
     assert join([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
     assert without([(0, 10)], [(1, 2), (4, 12)]) == [(0, 1), (2, 4)]

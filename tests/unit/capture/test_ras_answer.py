@@ -199,3 +199,13 @@ def test_nothing_but_a_value_error(place: int, noise: bytes, whole: str) -> None
     at = place * len(data) // 60
     with suppress(ValueError):
         parse(data[:at] + noise + data[at:])
+
+
+def test_ranks_of_a_few_bytes_each_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MiB of them became 490 before they were counted."""
+    monkeypatch.setattr(parsing, "MAX_OBJECTS", 20)
+    ranks = b",".join([b'{"rank":1}'] * 30)
+    whole = b'{"nccl_version":"2","communicators":[{"hash":"a","size":1,"ranks":[%b]}]}'
+    with pytest.raises(ValueError, match="more than 20 objects"):
+        parse(whole % ranks)
+    assert parse(whole % b'{"rank":1}').communicators

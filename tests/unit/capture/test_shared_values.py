@@ -102,3 +102,27 @@ def test_keys_of_one_hash_do_not_come_to_be() -> None:
     """Hashes of tuples of numbers can be chosen, and twenty thousand keys of one hash be compared two by two."""
     with pytest.raises(ValueError, match="malformed"):
         load_plain(pickle.dumps({(1, 2): 3}, 2))
+
+
+PLACES = {
+    "MEMOIZE": b"\x80\x04}" + b"\x94" * 7_000_000,
+    "LONG_BINPUT": b"\x80\x02}" + b"".join(b"r%b" % n.to_bytes(4, "little") for n in range(1_600_000)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", PLACES)
+def test_one_value_that_is_numbered_a_million_times_is_not_written_down_as_often(way: str) -> None:
+    """8 MiB, which a dump of a living job may have, became 730 MiB in the agent."""
+    tail = text("entries") + b"]s." if way == "MEMOIZE" else b"."
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    taken = cpu(lambda: parse_dump(PLACES[way] + tail, limits_of_living_job(4)))
+    taken += cpu(lambda: memo_of(PLACES[way][: 4 << 20]))
+    assert taken < 4 * SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_dump_that_numbers_each_of_its_values_is_read() -> None:
+    whole_dump = dump([one | {"thread_id": str(n)} for n, one in enumerate(calls(2000))], {"0": range(4)})  # fmt: skip
+    data = pickle.dumps(whole_dump, 4)
+    assert data.count(b"\x94") > 2000
+    assert parse_dump(data, limits_of_living_job(4)).groups[0].enqueued == 2000

@@ -6,16 +6,18 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from mldebug.capture.dump_folder import _found_in, captures_from_dumps
 from mldebug.capture.exports.json_texts import texts_inside
 from mldebug.capture.exports.log_exports import unexported
-from mldebug.capture.stacks import files
+from mldebug.capture.stacks import files, json_form, pyspy
 from mldebug.capture.stacks.files import DumpFile, read_file
 from mldebug.capture.stacks.json_form import take_json
 from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.capture.stacks.reader import StackText, is_stack_line
 from mldebug.core.errors import EvidenceError
 from mldebug.incidents import recorded_end
@@ -127,3 +129,26 @@ def test_a_name_that_the_text_calls_a_process_is_no_rank(words: str, headed: boo
     text = f"{words}\n{DUMP.partition(chr(10))[2]}"
     found = texts_inside(json.dumps({"0": text, "1": text}), is_stack_line)
     assert (found.count("== rank"), DUMP.count("slow")) == (2 if headed else 0, 1)
+
+
+def test_threads_of_a_few_bytes_each_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB of empty threads became 900 MiB, and a list of empty lists 600."""
+    empty = '{"frames":[]}'
+    assert len(take_json([f"[{(empty + ',') * 99}{empty}]"]).processes) == 1
+    for module in (pyspy, json_form):
+        monkeypatch.setattr(module, "MAX_OBJECTS", 99)
+    with pytest.raises(EvidenceError, match="more threads and frames"):
+        parse_pyspy_json(f"[{(empty + ',') * 99}{empty}]")
+    decoded = Mock(wraps=json_form._DECODER)
+    monkeypatch.setattr(json_form, "_DECODER", decoded)
+    for inner in (empty, "[]", "{}", "1"):
+        assert not take_json([f"[{(inner + ',') * 99 * 5}{inner}]"]).lines
+    assert not decoded.raw_decode.called
+
+
+def test_as_many_frames_as_py_spy_writes_are_read() -> None:
+    frame = '{"name":"slow","filename":"train.py","short_filename":"train.py","line":9}'
+    text = f'[{{"thread_id":1,"frames":[{(frame + ",") * 150_000}{frame}]}}]'
+    (stack,) = parse_pyspy_json(text)
+    assert stack.frames[0].function == stack.frames[-1].function == "slow"
+    assert take_json([text]).processes[0].stacks == (stack,)

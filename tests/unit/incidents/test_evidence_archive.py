@@ -336,3 +336,30 @@ def test_a_tar_with_long_names_and_notes_is_read_as_before(
             while not list(folder.glob("*.txt")):
                 (folder,) = folder.iterdir()
             assert culprits(folder, capsys)[:2] == wanted[:2]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("deep", [50, 1600])
+def test_folders_a_thousand_deep_are_refused_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, deep: int
+) -> None:
+    """Neither could they be made in one go nor removed again: an internal error, and a folder left for good."""
+    monkeypatch.setattr(evidence_archive.tempfile, "tempdir", str(tmp_path))
+    names = ["a/" * one + "f" for one in range(deep, 0, -400)][::-1]
+    file = tmp_path / f"mailed.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in names:
+                archive.writestr(name, "x")
+    else:
+        with tarfile.open(file, "w") as tar:
+            for name in names:
+                entry = tarfile.TarInfo(name)
+                tar.addfile(entry)
+    if deep > 1000:
+        with pytest.raises(EvidenceError, match="deep"), unpacked(file):
+            pass
+    else:
+        with unpacked(file) as folder:
+            assert [one.name for one in folder.rglob("*") if one.is_file()] == ["f"]
+    assert [*tmp_path.iterdir()] == [file]

@@ -192,3 +192,9 @@ def test_the_verb_judges_the_node_by_what_dcgmi_prints(
     assert (check["stage"], check["state"]) == ("dcgm", state)
     assert ("memory of GPU 3" in check["sentence"]) is (status == "Fail")
     assert bool(found["drain_reason"]) is (status == "Fail")
+
+
+def test_a_number_of_thousands_of_digits_is_no_report() -> None:
+    report = fourth({"name": "Memory", "results": [of_gpu(0, "Pass")]})
+    assert parse_diag(report) is not None
+    assert parse_diag(report.replace(b'"entity_id": 0', b'"entity_id": ' + b"1" * 5000)) is None
