@@ -14,13 +14,16 @@ from shared.diagnosis.fieldcases import all_cases
 
 DUMPS = [(some.folder, one) for some in all_cases() for one in some.cases if one.how == "dumps"]
 NOBODY_WAITS = re.compile(r"no(?: |ne of the )ranks? (?:seen )?waits? for another|\bnone waits for another", re.IGNORECASE)  # fmt: skip
-NO_PLACE = re.compile(r"\b(?:at|in) <module>(?! \([^)]*:\d)")
+NO_PLACE = re.compile(r"(?:(?P<traceback>line \d+, )|\b(?:at|in) )(?:in )?<module>(?! \([^)]*:\d)")
+"""A traceback that is quoted tells the line of source before it."""
 
 
 def _told_without_proof(report: Report) -> list[str]:
     """The sentences of a report that its own ranks do not bear."""
     words = (report.diagnosis.summary, *report.diagnosis.evidence, *(one.doing for one in report.ranks), *report.remarks)  # fmt: skip
-    found = [one for one in words if NO_PLACE.search(one)]
+    found = [
+        one for one in words if any(not place["traceback"] for place in NO_PLACE.finditer(one))
+    ]
     waits = any(one.role in ("waiting", "unclear") for one in report.ranks)
     return found + [one for one in words if waits and NOBODY_WAITS.search(one)]
 

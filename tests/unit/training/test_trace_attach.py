@@ -288,7 +288,7 @@ def test_a_process_that_has_gone_is_told() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as one:
         one.wait()
     code, (answer,), _ = trace("attach", str(one.pid))
-    assert (code, answer["failure"]) == (1, "there is no such process")
+    assert (code, answer["failure"]) == (3, "there is no such process")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")

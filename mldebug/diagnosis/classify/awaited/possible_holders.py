@@ -51,9 +51,14 @@ def _behind(rank: ClassifiedRank, place: Frame, others: Iterable[ClassifiedRank]
         doing=doing,
         direct=False,
         holders=holders if builds else (),
-        why=(*rank.is_.why, f"{who} {stands} in {bare(place)}, where the lock is taken"),
+        why=(*rank.is_.why, f"{who} {stands} in {_name(place)}, where the lock is taken"),
     )
     return msgspec.structs.replace(rank, is_=waits)
+
+
+def _name(place: Frame) -> str:
+    """The function, or the file where the lock is taken outside of any function."""
+    return place.file if bare(place) == "<module>" else bare(place)
 
 
 def _taken_at(rank: ClassifiedRank) -> Frame | None:
