@@ -94,6 +94,10 @@ def gpus_break(scene: Scene) -> None:
         scene.fake.set(call, *answer)
     scene.fake.field(1, fields.PCIE_RECEIVE, 10**9, kind=1)
     scene.fake.field(1, fields.NVLINK_RECEIVE, 10**9, fields.ALL_LINKS)
+    heat = fields.CLOCK_EVENTS[
+        "hw_thermal_slowdown"
+    ]  # counted, too: once its unit is known, the state is not asked
+    scene.fake.field(1, heat, 2 * 10**9)
     scene.fake.raise_event(1, 79)
     scene.has("count(mldebug_suggested_action_info{uuid!=''}) == 1")
     scene.has("mldebug_gpu_remapped_rows_total > 0")
