@@ -89,6 +89,28 @@ def test_torchruns_table_tells_which_rank_a_pid_is(tmp_path: Path) -> None:
     assert named(victims)[0] == NOBODY
 
 
+FIRST_OF_A_NODE = "E1105 06:18:11.067000 14045 torch/distributed/elastic/multiprocessing/api.py:881] failed (exitcode: -9) local_rank: 0 (pid: 10271) of binary: python"
+COMMAND = "subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '2', '--node_rank', '1', 'train.py']' returned non-zero exit status 1."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [FIRST_OF_A_NODE],
+        [FIRST_OF_A_NODE, COMMAND],
+        ["+ torchrun --nnodes 2 --node_rank 1 --nproc_per_node 1 train.py", FIRST_OF_A_NODE],
+        [f"[default0]:{line}" for line in OWN],
+        [*(f"[default0]:{line}" for line in OWN), FIRST_OF_A_NODE],
+    ],
+)
+def test_the_first_of_a_node_is_rank_0_only_where_the_log_says_how_many_there_are(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    assert named(judged(tmp_path, *lines))[0] == []
+    assert named(judged(tmp_path, "world_size=2", *lines))[0] == []
+    assert named(judged(tmp_path, "world_size=1", *lines))[0] == [0]
+
+
 def test_a_local_rank_alone_is_no_rank(tmp_path: Path) -> None:
     """Of which node, the log does not say."""
     failed = "E1105 06:18:11.067000 14045 torch/distributed/elastic/multiprocessing/api.py:881] failed (exitcode: -11) local_rank: 1 (pid: 10271) of binary: python"

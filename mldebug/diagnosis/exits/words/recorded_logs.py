@@ -210,15 +210,15 @@ def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
             found.setdefault(int(one["local"]), set()).add(int(one["rank"]))
         if "rank" in line or "[default" in line:
             most = max((most, *(int(a or b) for a, b in _LOCAL.findall(line))))
-    if not found and most + 1 == _world(lines, _SAYS_WORLD):
+    if not found and most + 1 == _world(lines, _SAYS_WORLD, unsaid=0):
         return {local: local for local in range(min(most + 1, MOST_LOCAL))}
     return {local: min(ranks) for local, ranks in found.items() if len(ranks) == 1}
 
 
-def _world(lines: Iterable[str], says: re.Pattern[str] = _WORLD) -> int:
-    """The job's number of ranks as its log says; 1 where it does not."""
+def _world(lines: Iterable[str], says: re.Pattern[str] = _WORLD, unsaid: int = 1) -> int:
+    """The job's number of ranks as its log says; `unsaid` where it does not."""
     sizes = (int(size) for line in lines for one in says.findall(line) for size in one if size)
-    return max((size for size in sizes if size <= MAX_RANK), default=1)
+    return max((size for size in sizes if size <= MAX_RANK), default=unsaid)
 
 
 def _with_ranks(
