@@ -209,7 +209,7 @@ class Host:
 
     def _text(self, pid: int, name: str, path: str) -> str:
         if _AS_LONG_AS_IT_LIKES.fullmatch(name):
-            return self._costs.read(pid, lambda: read_text(path), "")
+            return self._costs.read(pid, lambda: read_text(path))
         return read_text(path)
 
     def texts(self, pids: Collection[int], name: str) -> dict[int, str]:

@@ -3,19 +3,19 @@
 An epoll or inotify descriptor has a line for each of its watches in its fdinfo, any file one for each of its locks, and
 `status` names all groups of a process, 65,536 of them where root of a container wants so. The kernel writes the whole
 file before the first byte is read, so that a short read costs as much; one process with thousands of such descriptors took
-a minute of an agent. So a dear read is put down to the owner of the process, and who owes too much is not read for a while.
+a minute of an agent. So a dear read of a long file is put down to the owner of the process, and who owes too much is not read for a
+while. A short file that takes long says that the machine is slow (an emulated one, a kernel with checks), which is nobody's fault.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
+LONG = 1 << 14  # characters; usual ones have some hundred
 DEAR = 0.001  # CPU seconds of one read: twenty times and more what one of these files takes
 MOST = 0.1  # CPU seconds of dear reads that one owner may owe; who owes more is not read until all is regained
 REGAINED = 0.01  # of them in a second
 
-T = TypeVar("T")
 Owner = tuple[int, str]
 
 
@@ -35,14 +35,14 @@ class ReadCosts:
         self._refused: set[Owner] = set()  # whose debt was too large, and is not paid back
         self._at = clock()
 
-    def read(self, pid: int, read: Callable[[], T], instead: T) -> T:
-        """What `read` returns, which reads one file of this process; `instead` where its owner owes too much."""
+    def read(self, pid: int, read: Callable[[], str]) -> str:
+        """The text that `read` returns, which reads one file of this process; "" where its owner owes too much."""
         if self._refused and self._is_refused(pid):
-            return instead
+            return ""
         before = self._used()
         found = read()
         took = self._used() - before
-        if took > DEAR:
+        if took > DEAR and len(found) > LONG:
             self._charge(pid, took)
         return found
 
