@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from shared.system import last_words
 from shared.system.patience import PATIENCE, be_patient_with_processes
 
 be_patient_with_processes()
@@ -84,6 +85,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         COSTS[item.nodeid.partition("::")[0]] += sum(os.times()[:4]) - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the agents said that it had started."""
+    report = yield
+    if call.when == "setup":
+        last_words.KEPT.clear()
+    if report.failed:
+        report.sections += [(f"Log of {whose}", text) for whose, text in last_words.KEPT]
+    return report
 
 
 def pytest_sessionfinish() -> None:

@@ -87,8 +87,16 @@ def it_is_one(server: Scraped) -> None:
     assert len(server.shown("mldebug-job: Pace A")) == 1
     assert len(server.shown("mldebug-job: No progress for A")) == 1
     assert len(server.shown("mldebug-job: Step A")) == 1
-    ranks = server.shown("mldebug-job: Host memory of ranks A")
-    assert sorted(one["metric"]["rank"] for one in ranks) == ["0", "1"], "of both nodes"
+    wait_for(
+        "the ranks of both nodes", lambda: ranks_shown(server) == ["0", "1"], 90
+    )  # each agent samples them in a turn of its own
+
+
+def ranks_shown(server: Scraped) -> list[str]:
+    """The ranks whose memory is shown, in order."""
+    return sorted(
+        one["metric"]["rank"] for one in server.shown("mldebug-job: Host memory of ranks A")
+    )
 
 
 def values(server: Scraped, panel: str) -> list[str]:

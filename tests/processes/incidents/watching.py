@@ -17,6 +17,7 @@ from typing import Any
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.web.client import ask_agent
 from processes.harness import MLDEBUG, RunningJob, User, clean_environment, wait_for
+from shared.system.last_words import keep
 from system.lending import UNIT, VISITOR, Column, lent
 
 Report = dict[str, Any]
@@ -134,6 +135,8 @@ def stop(agent: RunningAgent) -> None:
         agent.process.kill()
         agent.process.wait(15)
         raise
+    finally:
+        keep(f"the agent in {agent.folder.name}", agent.log)
     assert code == 0, f"exit {code}\n{agent.log}"
 
 
