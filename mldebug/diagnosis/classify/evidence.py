@@ -160,7 +160,7 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
     Where the others all wait in one place a minority of unclear ranks may be named, at `low`; a half never.
     """
     half = 2 * len(culprits) >= len(case.alive)
-    if len(culprits) > 1 and half and all(map(_may_be_fed, culprits)):
+    if len(culprits) > 1 and half and (all(map(_may_be_fed, culprits)) or all(map(_ran_once, culprits))):  # fmt: skip
         return bool(case.waiting)
     if len(culprits) < 2 or not all(map(is_faint, culprits)):
         return False
@@ -192,10 +192,15 @@ def is_faint(rank: ClassifiedRank) -> bool:
         return False
     if rank.is_.role is Role.UNCLEAR:
         return True
-    process = rank.capture.process
-    seen_once = process.state is None and process.movement is None
-    holds = any(stack.owns_gil for stack in process.stacks)
-    return seen_once and not holds and rank.is_.name in SEEN_ONCE
+    holds = any(stack.owns_gil for stack in rank.capture.process.stacks)
+    return _ran_once(rank) and not holds
+
+
+def _ran_once(rank: ClassifiedRank) -> bool:
+    """Whether it was seen once, at work: so is most of a job that is well."""
+    process = rank.capture.process if rank.capture else None
+    seen_once = process is not None and process.state is None and process.movement is None
+    return seen_once and not rank.is_.direct and rank.is_.name in SEEN_ONCE
 
 
 def _nobody_of(

@@ -16,6 +16,7 @@ from mldebug.diagnosis.exits.model import (
     was_sent,
 )
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, is_about
+from mldebug.diagnosis.exits.words.blame import may_be_of_all
 from mldebug.diagnosis.exits.words.last_words import tells_of_closed, tells_of_fault
 
 SOON = (
@@ -52,6 +53,8 @@ def exit_confidence(
     """
     if _is_one_of_many(first, failing) or _another_was_failing(attempt, first, exits):
         return Confidence.LOW  # another run might as well name another of them
+    if _was_quicker(attempt, first, exits):
+        return Confidence.LOW
     if _is_close(first, failing) or is_ended_by_others(first, exits):
         return Confidence.LOW
     if first.kind is ExitKind.KILLED and first.death is None and _is_killed_with_others(first, exits) and not _is_named_alone(attempt, first):  # fmt: skip
@@ -90,6 +93,16 @@ def _is_one_of_many(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> b
         for one in failing
         if one is not first
     )
+
+
+def _was_quicker(
+    attempt: AttemptExit, first: ExplainedExit, exits: Sequence[ExplainedExit]
+) -> bool:
+    """Whether others may have been about to fail with the same loss, and were ended before: none of them tells that it lost its peer."""
+    if first.death is not None or first.error is None or not may_be_of_all(first.error.error):
+        return False
+    single = attempt.job.world_size == 1 and first.exit.moment is not None
+    return not single and not any(one.kind is ExitKind.PEER for one in exits)
 
 
 def _is_close(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> bool:
@@ -189,8 +202,9 @@ def is_one_sign(
 ) -> bool:
     """Whether only the order of exits points to `first`: its words do not say whose failure it is, and a victim may end first.
 
-    False for an exit code without an error where the rank's output was read: PyTorch makes every victim write an error. True for a
-    signal that is no fault (SIGTERM and the like): somebody may have sent it.
+    False for an exit code without an error where an agent saw the exit and read the rank's output: PyTorch makes every victim write an
+    error. Of a job that nobody watched, its words may only be missing in the log. True for a signal that is no fault (SIGTERM and
+    the like): somebody may have sent it.
     """
     if first.error is not None:
         unseen = first.exit.status is None and first.exit.moment is None
@@ -205,7 +219,8 @@ def is_one_sign(
     if attempt.shared_error is not None:
         return attempt.shared_error.unclear
     was_read = attempt.output_read or attempt.log or attempt.logs
-    return was_sent(first.exit.status) or not was_read or len(silent) > 1
+    watched = first.exit.moment is not None
+    return was_sent(first.exit.status) or not (was_read and watched) or len(silent) > 1
 
 
 def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:

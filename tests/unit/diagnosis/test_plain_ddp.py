@@ -264,3 +264,16 @@ def test_one_that_does_nothing_known_is_named_at_low_where_the_others_wait_at_di
     found = dumped(tmp_path, STEP_REDUCE, ("replace (pathlib.py:1187)", "announce (train.py:60)", *STEP), second, STEP_REDUCE, world=4)  # fmt: skip
     assert [one.rank for one in found.culprits] in ([], [1])
     assert found.confidence is (Confidence.MEDIUM if places == 1 else Confidence.LOW), found.summary
+
+
+@pytest.mark.parametrize(("works", "names"), [((1, 2, 3), []), ((1, 2), []), ((3,), [3])])
+def test_most_of_a_job_seen_once_at_work_is_not_to_blame(
+    works: tuple[int, ...], names: list[int], tmp_path: Path
+) -> None:
+    """One rank is first at the collective, as in every job that is well. A single one is named at low."""
+    for rank in range(4):
+        stands, status = (ELSEWHERE["its forward"], "active+gil") if rank in works else (COLLECTIVES["an all_reduce"], "active")  # fmt: skip
+        head = (f"Process {2000 + rank}: python train.py --world_size=4", "Python v3.11.9 (/usr/bin/python3.11)", "", f'Thread {2000 + rank} ({status}): "MainThread"')  # fmt: skip
+        (tmp_path / f"rank{rank}.txt").write_text("\n".join((*head, *(f"    {one}" for one in stands), "")))  # fmt: skip
+    found = judge(read_evidence(tmp_path)).report.diagnosis
+    assert (named(found), found.confidence) == (names, Confidence.LOW), found.summary

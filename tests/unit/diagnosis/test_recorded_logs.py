@@ -38,6 +38,7 @@ def table(*rows: tuple[int, int, int]) -> list[str]:
     """torchrun's: (rank, local rank, exit code) of each that failed, the first one last."""
     found = ["Failures:"]
     for number, (rank, local, code) in enumerate(rows):
+        found += ["Root Cause (first observed failure):"] if number == len(rows) - 1 else []
         found += [
             f"[{number}]:",
             "  time      : 2026-03-05_07:01:51",
@@ -77,6 +78,32 @@ def test_who_failed_by_itself_is_named_and_never_surely_without_its_status(tmp_p
     assert named(both)[0] == NOBODY
 
 
+@pytest.mark.parametrize(
+    ("error", "alone"),
+    [
+        ("ValueError: loss is nan at step 7", Confidence.LOW),
+        ("job.errors.NanLossError: loss became nan at step 1200", Confidence.LOW),
+        ("ValueError: local loss is nan at step 7", Confidence.HIGH),  # before it was reduced
+        ("ValueError: loss is nan for sample 'b-17'", Confidence.HIGH),
+        ("ValueError: nan in column 'price'", Confidence.HIGH),
+        ("ValueError: loss of kind 'focal' is not known", Confidence.HIGH),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_of_who_raised_it_where_others_lost_it(
+    tmp_path: Path, error: str, alone: Confidence
+) -> None:
+    """With a loss that was reduced before, each rank raises, and the launcher ends those that are slower: then one is named at low. A rank
+    that lost its peer has not raised: the one that did is to blame.
+    """
+    lines = (*OWN[:2], "    raise error", error)
+    ends = table((2, 2, 1))
+    assert named(judged(tmp_path, *STEPS, *marked(2, lines), *ends)) == ([2], alone)
+    lost = [*marked(2, lines), *marked(1, VICTIM), *ends]
+    assert named(judged(tmp_path, *STEPS, *lost)) == ([2], Confidence.HIGH)
+    every = [line for rank in (2, 0, 1) for line in marked(rank, lines)]
+    assert named(judged(tmp_path, *STEPS, *every, *ends))[1] is Confidence.LOW
+
+
 def test_torchruns_table_tells_which_rank_a_pid_is(tmp_path: Path) -> None:
     """Of a second node, where local rank 1 is rank 5."""
     lines = ("[default1]: step 7", *[f"[default1]:{line}" for line in OWN], *table((5, 1, 1)))
@@ -87,6 +114,27 @@ def test_torchruns_table_tells_which_rank_a_pid_is(tmp_path: Path) -> None:
     assert named(judged(tmp_path, *labelled))[0] == [5]
     victims = judged(tmp_path, *marked(4, VICTIM), *marked(5, VICTIM), *table((4, 0, 1), (5, 1, 1)))
     assert named(victims)[0] == NOBODY
+
+
+def test_a_launchers_word_without_the_ranks_own_is_one_sign(tmp_path: Path) -> None:
+    """Every victim leaves with 1, and its words may be missing in what somebody posted: the end of a log is torchrun's table alone."""
+    assert named(judged(tmp_path, *table((5, 1, 1)))) == ([5], Confidence.LOW)
+    task = "srun: error: n1: task 5: Exited with exit code 1"
+    assert named(judged(tmp_path, task, "srun: Terminating StepId=7.0")) == ([5], Confidence.LOW)
+    assert named(judged(tmp_path, *OWN, *table((5, 1, 1)))) == ([5], Confidence.MEDIUM)
+    assert named(judged(tmp_path, *marked(5), *table((5, 1, 1)))) == ([5], Confidence.HIGH)
+    assert named(judged(tmp_path, *table((5, 1, -11)))) == ([5], Confidence.HIGH)
+
+
+@pytest.mark.parametrize("code", [1, 3, -7, -11])
+def test_a_table_that_is_cut_before_its_first_failure_names_nobody(
+    tmp_path: Path, code: int
+) -> None:
+    """Whose row is missing failed before all others."""
+    whole = table((5, 1, code), (6, 2, -11))
+    cut = whole[: whole.index("Root Cause (first observed failure):")]
+    assert named(judged(tmp_path, *STEPS, *marked(3, VICTIM), *table((5, 1, code))))[0] == [5]
+    assert named(judged(tmp_path, *STEPS, *marked(3, VICTIM), *cut))[0] == NOBODY
 
 
 FIRST_OF_A_NODE = "E1105 06:18:11.067000 14045 torch/distributed/elastic/multiprocessing/api.py:881] failed (exitcode: -9) local_rank: 0 (pid: 10271) of binary: python"

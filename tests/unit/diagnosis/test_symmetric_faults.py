@@ -37,6 +37,7 @@ FAULTS = {
     "Horovod": "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks",
     "MPI": "[n{rank}:21445] *** An error occurred in MPI_Allreduce\n[n{rank}:21445] *** MPI_ERR_PROC_FAILED: Process Failure",
     "Fabric Manager": _IN.format(line="model.cuda()") + "RuntimeError: CUDA error: system not yet initialized",
+    "Fabric Manager, told by the driver": _IN.format(line="torch.cuda.device_count()") + "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802: system not yet initialized",
     "the loss of all": _IN.format(line="raise ValueError(text)") + "ValueError: gradient norm is nan",
     "they wait for rank 0's file": _IN.format(line="raise TimeoutError(text)") + "TimeoutError: timed out waiting for /scratch/run/state.ready",
     "they lose a peer of DeepEP": _IN.format(line="buffer.dispatch(x)") + "RuntimeError: DeepEP error: timeout (dispatch CPU)",

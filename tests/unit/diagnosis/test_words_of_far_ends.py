@@ -33,6 +33,7 @@ def _sureness(outcome: ExitOutcome | None) -> tuple[list[int | None], Confidence
     [
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, internal error\nLast error:\nMessage truncated : received 1024 bytes instead of 256",
         "RuntimeError: NCCL error: Message truncated : received 64 bytes instead of 8",
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, invalid usage, NCCL version 2.18.1\nLast error:\nNET/Socket : peer 10.0.0.7<40222> message truncated : receiving 1048576 bytes instead of 65536",
     ],
 )
 def test_they_are_a_peers(words: str) -> None:

@@ -47,6 +47,7 @@ _RELAYED = _any(phrases.RELAYED)
 _CONTESTED = _any(phrases.CONTESTED)
 _ARITHMETIC = ("FloatingPointError", "OverflowError", "ArithmeticError")
 _NOT_FINITE = re.compile(phrases.NOT_FINITE, re.IGNORECASE)
+_LOSS = re.compile(r"\bloss(?:es)?\b", re.IGNORECASE)
 _SHARED_NUMBERS = re.compile(phrases.SHARED_NUMBERS, re.IGNORECASE)
 _SHARED_SCALES = re.compile(phrases.SHARED_SCALES, re.IGNORECASE)
 _NOT_SHARED = re.compile(f"{phrases.BEFORE_REDUCED}|{phrases.OF_A_DATUM}", re.IGNORECASE)
@@ -227,6 +228,12 @@ def _is_of_all(words: str) -> bool:
         return True
     shared = _NOT_FINITE.search(words) and _SHARED_NUMBERS.search(words)
     return shared is not None and _NOT_SHARED.search(words) is None
+
+
+def may_be_of_all(words: str) -> bool:
+    """Whether an error says that a loss is not finite, and not which: of a loss that was reduced before, every rank would have said so."""
+    words = f"{words}\n{spaced(words)}"
+    return _LOSS.search(words) is not None and _NOT_FINITE.search(words) is not None and _NOT_SHARED.search(words) is None  # fmt: skip
 
 
 def _of_statement(words: str, *, unclear: bool) -> Blame:

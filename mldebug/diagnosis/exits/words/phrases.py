@@ -59,7 +59,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"[Cc]onnect to \S{1,80} (?:failed|returned)|Net ?work is unreachable|No route to host",
         r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] (?:Error encountered progressing|Accept failed|Connection closed by)",
         r"Socket recv failed while polling for opId|NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b|Mismatched collective detected",
-        r"Message truncated ?: received \d{1,18} bytes instead of",
+        r"[Mm]essage truncated ?: receiv(?:ed|ing) \d{1,18} bytes instead of",
     ),
     "watchdog": (
         # ProcessGroupNCCL.cpp, from torch 1.8 on; TraceUtils.h
@@ -205,7 +205,7 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 
 # Each side of it says the same, or every rank of a node would: who is first to say so is chance
 UNCLEAR: tuple[str, ...] = (
-    r"disagreement between rank0 and rank\d|NVLink SHARP|Fabric Manager|CUDA error:? (?:802 )?.{0,2}system not yet initialized",
+    r"disagreement between rank0 and rank\d|NVLink SHARP|Fabric Manager|(?:CUDA error:?|[Ee]rror) (?:802:? )?.{0,2}system not yet initialized",
     r"Duplicate GPU detected|Mismatched NCCL version|NCCL version mismatch|Bootstrap Root : ",
     r"(?:^|\n)(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*(?:$|\n)",
     r"peer access is not supported|CUDA failure:? (?:\d{1,4} )?'[^']{0,80}peer|(?:Cuda|HIP) failure:? (?:\d{1,4} )?'[^']{0,80}peer",

@@ -65,6 +65,8 @@ _LABELLED = r"^(?:\x1b\[[\d;]{0,20}m)?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,1
 _OF_TABLE = re.compile(
     rf"{_LABELLED}rank {{1,8}}: (?P<rank>\d{{1,7}}) \(local_rank: (?P<local>\d{{1,3}})\)"
 )
+_OTHERS_OF_TABLE = re.compile(r"(?:^|\s)Failures:\s*$")
+_FIRST_OF_TABLE = "Root Cause (first observed failure)"
 _CODE = re.compile(
     rf"{_LABELLED}exitcode {{1,8}}: (?P<code>-?\d{{1,9}}) \(pid: (?P<pid>\d{{1,10}})\)"
 )
@@ -191,14 +193,22 @@ def _owner(log: RecordedLog, locals_: Mapping[int, int], marked: Collection[int]
     return owner if len(set(marked) - {owner}) < OTHERS_MARKED else None
 
 
-def _table(lines: Iterable[str]) -> Iterable[_FailureRow]:
+def _table(lines: Iterable[str]) -> list[_FailureRow]:
+    """The rows of torchrun's table; none where the log ends before the row of the first failure, which stands below all others."""
+    found: list[_FailureRow] = []
     rank: int | None = None
+    cut = False
     for line in lines:
         if row := _OF_TABLE.match(line):
             rank = int(row["rank"])
         elif rank is not None and (code := _CODE.match(line)):
-            yield _FailureRow(rank, int(code["pid"]), status_of_code(int(code["code"])))
+            found.append(_FailureRow(rank, int(code["pid"]), status_of_code(int(code["code"]))))
             rank = None
+        elif _OTHERS_OF_TABLE.search(line):
+            cut = True
+        elif _FIRST_OF_TABLE in line:
+            cut = False
+    return [] if cut else found
 
 
 def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
