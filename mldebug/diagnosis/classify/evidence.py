@@ -15,6 +15,7 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
+from mldebug.diagnosis.classify.awaited.other_ranks import PERHAPS_A_RANK, may_wait_for_rank
 from mldebug.diagnosis.classify.awaited.own_lines import PERHAPS_ITS_GPU, may_wait_for_gpu
 from mldebug.diagnosis.classify.awaited.tasks import has_no_task
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
@@ -114,7 +115,8 @@ def blame(
         for rank in culprits
         if may_wait_for_gpu(rank, case.waiting, starting=case.starting)
     ]
-    if perhaps:
+    others = [rank.rank for rank in culprits if case.waiting and may_wait_for_rank(rank)]
+    if perhaps or others:
         confidence = Confidence.LOW
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]
@@ -125,13 +127,17 @@ def blame(
         culprits=tuple(rank_culprit(rank) for rank in culprits),
         confidence=confidence,
         summary=f"{summary}; {victims}" if victims else summary,
-        evidence=(*evidence_of(case, culprits), *_doubt(perhaps)),
+        evidence=(
+            *evidence_of(case, culprits),
+            *_doubt(perhaps, PERHAPS_ITS_GPU),
+            *_doubt(others, PERHAPS_A_RANK),
+        ),
         next_steps=tuple(next_steps),
     )
 
 
-def _doubt(ranks: Sequence[int]) -> tuple[str, ...]:
-    return (f"{ranks_text(ranks)}: {PERHAPS_ITS_GPU}",) if ranks else ()
+def _doubt(ranks: Sequence[int], words: str) -> tuple[str, ...]:
+    return (f"{ranks_text(ranks)}: {words}",) if ranks else ()
 
 
 def _inferred(rank: ClassifiedRank) -> bool:

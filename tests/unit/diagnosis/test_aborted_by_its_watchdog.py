@@ -51,3 +51,22 @@ def test_what_the_watchdog_says_of_any_failure_is_no_abort() -> None:
     end = end_of_logs([RecordedLog(name="job.log", lines=lines, rank=None)])
     assert end is not None
     assert not end.errors[1].unclear
+
+
+IMPORT = [
+    "Traceback (most recent call last):",
+    '  File "/job/model.py", line 12, in <module>',
+    "    import flash_attn",
+    "ImportError: flash_attn.so: undefined symbol",
+]
+
+
+@pytest.mark.parametrize("whose", [0, 1])
+def test_who_times_out_after_its_error_has_lived_on(whose: int) -> None:
+    """It has called what all wait for. A control: the watchdog of another rank says nothing against it."""
+    error = [f"[rank1]: {line}" for line in IMPORT]
+    timed_out = _lines(whose, [f"[E615 03:11:01.77 ProcessGroupNCCL.cpp:632] {CAUGHT}"])
+    end = end_of_logs([RecordedLog(name="job.log", lines=[*error, *timed_out], rank=None)])
+    assert end is not None
+    assert end.errors[1].unclear is (whose == 1)
+    assert not end.errors[1].blames_peer

@@ -230,3 +230,17 @@ def test_a_stack_with_many_steps_below_it_is_nobodys_place(tmp_path: Path) -> No
     with pytest.raises(EvidenceError):
         judged(tmp_path, job_log=("Stack (most recent call last):", *STACK, *steps(0, 20)))
     assert judged(tmp_path, job_log=(*steps(0, 20), *STACK, *steps(20, 22))).kind == "manual"
+
+
+BEGINS = "2026-06-15T03:05:00Z W0615 03:05:00.201000 1 torch/distributed/run.py:792] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+
+
+@pytest.mark.parametrize(("after", "ranks"), [(steps(5, 6), NOBODY), ((), [1])])
+def test_what_failed_before_torchrun_began_anew_is_old(
+    tmp_path: Path, after: Lines, ranks: list[int | None]
+) -> None:
+    """Of a pod that was started again. Without a step below it may be another node's torchrun, which began late."""
+    lines = (BEGINS, *steps(4, 5), *of(1, OWN), BEGINS, *after, *of(0, VICTIM))
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    found = judge(read_evidence(tmp_path / "job.log")).report.diagnosis
+    assert [one.rank for one in found.culprits] == ranks

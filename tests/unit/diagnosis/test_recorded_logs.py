@@ -98,8 +98,8 @@ def test_a_loss_that_is_not_finite_is_of_who_raised_it_where_others_lost_it(
     lines = (*OWN[:2], "    raise error", error)
     ends = table((2, 2, 1))
     assert named(judged(tmp_path, *STEPS, *marked(2, lines), *ends)) == ([2], alone)
-    lost = [*marked(2, lines), *marked(1, VICTIM), *ends]
-    assert named(judged(tmp_path, *STEPS, *lost)) == ([2], Confidence.HIGH)
+    beside = [*marked(2, lines), *marked(1, VICTIM), *ends]
+    assert named(judged(tmp_path, *STEPS, *beside)) == ([2], Confidence.HIGH)
     every = [line for rank in (2, 0, 1) for line in marked(rank, lines)]
     assert named(judged(tmp_path, *STEPS, *every, *ends))[1] is Confidence.LOW
 
@@ -293,3 +293,12 @@ def _right() -> dict[str, list[list[int]]]:
 
 
 RIGHT = _right()
+
+
+def test_of_ranks_whose_calls_differ_all_that_are_told_of_count(tmp_path: Path) -> None:
+    """Two say what they called, and that rank 3 called something else: that is no majority of four."""
+    call = "CollectiveFingerPrint(SequenceNumber=9, OpType={}, TensorShape=[8])"
+    error = "RuntimeError: Detected mismatch between collectives on ranks. Rank {} is running collective: {}, but Rank 3 is running collective: {}."
+    lines = [marked(rank, (*OWN[:3], error.format(rank, call.format("ALLREDUCE"), call.format("BARRIER")))) for rank in range(3)]  # fmt: skip
+    assert named(judged(tmp_path, *lines[0], *lines[1])) == ([3], Confidence.LOW)
+    assert named(judged(tmp_path, *lines[0], *lines[1], *lines[2])) == ([3], Confidence.MEDIUM)

@@ -6,6 +6,7 @@ import pytest
 
 from mldebug.core.model import Confidence
 from mldebug.diagnosis.exits.model import was_sent
+from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 from shared.diagnosis.fieldexits import Plan, outcome_of
 
 SENT = (signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM, signal.SIGVTALRM, signal.SIGIO, 40)
@@ -106,3 +107,19 @@ def test_whom_their_parent_kills_together_are_not_first() -> None:
 )
 def test_which_statuses_tell_of_a_signal_that_was_sent(status: int | None, sent: bool) -> None:
     assert was_sent(status) is sent
+
+
+@pytest.mark.parametrize(
+    ("how", "blame"),
+    [
+        ("Terminated", Blame.UNCLEAR),
+        ("Interrupt", Blame.UNCLEAR),
+        ("Hangup", Blame.UNCLEAR),
+        ("Killed", Blame.OWN),
+        ("Bus error", Blame.OWN),
+        ("Segmentation fault", Blame.OWN),
+    ],
+)
+def test_a_worker_that_was_told_to_end_is_no_failure_of_its_rank(how: str, blame: Blame) -> None:
+    """Whoever ends a job sends the workers its signal, too."""
+    assert blame_of(f"RuntimeError: DataLoader worker (pid 4711) is killed by signal: {how}. ") is blame  # fmt: skip

@@ -3,6 +3,7 @@
 | what the logs hold | what counts |
 |---|---|
 | a launcher's words about a failed rank, and steps below them | what stands below those words: the job was started again |
+| an exception, below it the words with which torchrun begins, and steps | what stands below those words: a pod or a script started it again |
 | the same with torchrun's table | the same, where a later table is of the same host: else those steps may be another node's |
 | words that the training finished, and no failure below them | nothing: what failed before was caught, or tried again |
 | `attempt_0`, `attempt_1` of torchrun's log folder | the folder of the highest number |
@@ -21,6 +22,7 @@ WITHIN = 400  # characters of a line that are looked at
 _ENDED = re.compile(
     r"failed \(exitcode: -?\d|srun: error: \S{1,80}: tasks? \d|noticed that process rank \d|^ *Process name: (?:\[|\d)|exits with return code = -?\d"
 )
+_STARTS = re.compile(r"torch[./]distributed[./]run\b.{0,24}Setting OMP_NUM_THREADS")
 _HOST = re.compile(r"^(?:[\w.-]{1,64}:)?\s{0,8}host {1,8}: (\S{1,253})")
 _FINISHED = re.compile(
     r"\b(?:training|fine-?tuning|pre-?training)(?: (?:is|has|was|run|job|loop|successfully|been|now)){0,3} (?:finished|completed?|done|ended)\b"
@@ -59,7 +61,7 @@ class RecordedLog(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_last_attempt(logs: Sequence[RecordedLog]) -> list[RecordedLog]:
     """The logs of the last attempt, in the order in which they were written where their names tell it, each with its lines of that attempt."""
-    logs = [_with(one, _without_captured(one.lines)) for one in logs]
+    logs = [_with(one, _since_start(_without_captured(one.lines))) for one in logs]
     kept = [_with(one, _since_restart(one.lines)) for one in sorted(_newest(logs), key=_order)]
     finished = {_both_streams(one.name) for one in kept if is_finished(one.lines)}
     return [
@@ -137,6 +139,15 @@ def _since_restart(lines: Sequence[str]) -> Sequence[str]:
             ):
                 begin, ended, steps, hosts = steps[0], False, [], set()
     return lines[begin:] if begin else lines
+
+
+def _since_start(lines: Sequence[str]) -> Sequence[str]:
+    """The lines from the last words with which torchrun begins, where a failure stands above them and steps below."""
+    starts = [at for at, line in enumerate(lines) if _STARTS.search(line, 0, WITHIN)]
+    if not starts or not any(map(tells_of_step, lines[starts[-1] :])):
+        return lines
+    failed = any(_is_failure(lines, at) for at in range(starts[-1]))
+    return lines[starts[-1] :] if failed else lines
 
 
 def _newest(logs: Sequence[RecordedLog]) -> list[RecordedLog]:

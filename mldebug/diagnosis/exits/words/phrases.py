@@ -210,6 +210,7 @@ UNCLEAR: tuple[str, ...] = (
     r"(?:^|\n)(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*(?:$|\n)",
     r"peer access is not supported|CUDA failure:? (?:\d{1,4} )?'[^']{0,80}peer|(?:Cuda|HIP) failure:? (?:\d{1,4} )?'[^']{0,80}peer",
     r"Fatal Python error: Aborted|without an active exception",
+    r"DataLoader worker .{0,200}killed by signal: (?:Terminated|Interrupt|Hangup|User defined)",  # somebody told it to end
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|error external to the process|driver shutting down|context is destroyed",
 )

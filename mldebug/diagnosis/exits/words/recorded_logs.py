@@ -104,7 +104,7 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
         return None
     marked = {rank for one in outputs for rank in one.words.by_rank if rank < MOST_RANKS}
     known = sorted({*failed, *marked})
-    accused = (rank for one in own if one.accuses for rank in one.accuses.ranks if rank < MOST_RANKS)  # fmt: skip
+    accused = (rank for one in own if one.accuses for rank in (*one.accuses.ranks, *one.accuses.calls) if rank < MOST_RANKS)  # fmt: skip
     world = max((_world(lines), *(rank + 1 for rank in (*known, *accused))))
     identities = tuple(
         RankIdentity(rank=rank, world_size=world, pid=table[rank].pid if rank in table else 0)
