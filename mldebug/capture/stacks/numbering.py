@@ -67,16 +67,24 @@ def place_of(name: str) -> Place:
         return Place(name, int(match[1]), "rank")
     if match := _LOCAL.search(stem) or (_LR.search(stem) if host_in(stem) else None):
         return Place(name, int(match[1]))
-    if match := re.search(
-        r"(?<![a-z])(?:(?:node|group|machine)[ _.-]?rank|nodes?|hosts?|gpu-?node|pod)[ _.=-]?(\d{1,7})(?!\d)",
-        stem,
-        re.IGNORECASE,
-    ):
-        return Place(name, int(match[1]), "node")
+    if match := _NODE.search(stem):
+        return Place(name, int(match[1] or match[2]), "node")
+    if _FIRST_OF_ROLES.search(stem):
+        return Place(name)  # its number, and that of the workers beside it, count those of one role
     match = re.search(r"(?<!\d)(\d{1,7})$", stem)
     return Place(name, int(match[1]) if match else -1)
 
 
+# A pod has the job's name before its number
+_NODE = re.compile(
+    r"(?<![a-z])(?:(?:node|group|machine)[ _.-]?rank|nodes?|hosts?|gpu-?node|pod|machine|server|instance|vm)[ _.=-]?(\d{1,7})(?!\d)"
+    r"|[a-z\d]-worker-(\d{1,7})$",
+    re.IGNORECASE,
+)
+# Kubeflow's jobs begin with it, and its rank is 0
+_FIRST_OF_ROLES = re.compile(
+    r"(?<![a-z])(?:master|chief|leader|head)[ _.=-]?\d{1,7}$", re.IGNORECASE
+)
 _LOCAL = re.compile(r"(?<![a-z])local[ _.-]?rank[ _.=-]?(\d{1,4})(?!\d)", re.IGNORECASE)
 # A local rank beside its host, and no learning rate: `lr0.001`, `lr_3e-4`
 _LR = re.compile(r"(?<![a-z])lr[ _.=-]?(\d{1,4})(?!\d|\.\d|e-?\d)", re.IGNORECASE)

@@ -60,3 +60,25 @@ def test_a_strange_program_is_none(tmp_path: Path) -> None:
         command, frames = ("python a.py", ("serve (web.py:9)",)) if rank == 2 else ("python b.py", WORKER[:1])  # fmt: skip
         (tmp_path / f"rank{rank}.txt").write_text(_dump(70 + rank, command, frames))
     assert len(captures_from_dumps(tmp_path)[0].ranks) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "sure"),
+    [
+        (("llm-master-0.txt", "llm-worker-0.txt", "llm-worker-1.txt"), False),
+        (("tf-chief-0.log", "tf-worker-0.log", "tf-worker-1.log"), False),
+        (("job-worker-0.txt", "job-worker-1.txt", "job-worker-2.txt"), False),
+        (("machine0.txt", "machine1.txt", "machine2.txt"), False),
+        (("rank0.txt", "rank1.txt", "rank2.txt"), True),
+        (("worker_0.txt", "worker_1.txt", "worker_2.txt"), True),
+    ],
+)
+def test_pods_and_machines_are_numbered_in_their_order_and_the_report_says_so(
+    names: tuple[str, ...], sure: bool, tmp_path: Path
+) -> None:
+    """Kubeflow's master is rank 0, and its first worker rank 1. Each process is 1 in its pod, and none is taken for another."""
+    for rank, name in enumerate(names):
+        (tmp_path / name).write_text(_dump(1, f"python train.py --part {rank}", WORKER))
+    found = captures_from_dumps(tmp_path)
+    assert [one.identity.rank for capture in found for one in capture.ranks] == [0, 1, 2]
+    assert sure is not any(one.kind == "rank_order" for capture in found for one in capture.remarks)

@@ -302,3 +302,16 @@ def test_of_ranks_whose_calls_differ_all_that_are_told_of_count(tmp_path: Path) 
     lines = [marked(rank, (*OWN[:3], error.format(rank, call.format("ALLREDUCE"), call.format("BARRIER")))) for rank in range(3)]  # fmt: skip
     assert named(judged(tmp_path, *lines[0], *lines[1])) == ([3], Confidence.LOW)
     assert named(judged(tmp_path, *lines[0], *lines[1], *lines[2])) == ([3], Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize("mark", ["{}: ", "[1,{}]<stderr>:"])
+@pytest.mark.parametrize(("per_task", "ranks"), [(4, NOBODY), (1, [1])])
+def test_the_number_of_a_task_is_no_rank_where_its_lines_tell_of_another(
+    tmp_path: Path, mark: str, per_task: int, ranks: list[int | None]
+) -> None:
+    """Lightning starts the ranks of a node itself, and says who it is."""
+    world = 2 * per_task
+    begins = [f"{mark.format(rank // per_task)}Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/{world}" for rank in range(world)]  # fmt: skip
+    ends = [f"{mark.format(task)}{line}" for task, lines in ((1, OWN), (0, VICTIM)) for line in lines]  # fmt: skip
+    stopped = ["srun: error: n1: task 1: Exited with exit code 1"] if mark == "{}: " else []
+    assert named(judged(tmp_path, *begins, *ends, *stopped))[0] == ranks

@@ -37,6 +37,8 @@ VICTIMS = {
         "RuntimeError: stopping, someone has a NaN loss",
         "RuntimeError: stopping since the loss is NaN on some rank",
         "ValueError: peer decoder rank failed",
+        "RuntimeError: peer 2 sent abort",
+        "RuntimeError: rank 3 has requested a shutdown",
     ),
     "whoever serves it has closed": (
         "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",

@@ -14,7 +14,7 @@ _NAMED = re.compile(
     r"(?:^|_)(?:peers?|ranks?|neighbou?rs?|other_\w+|barrier|rendezvous|all_?reduce|all_?gather|all_?to_?all|broadcast|bcast)(?:_|$)",
     re.IGNORECASE,
 )
-_WAITS = ("lock", "future", "idle", "poll", "sleep")
+_WAITS = ("lock", "file_lock", "flock", "future", "idle", "poll", "sleep")
 _ACTOR = re.compile(r"ray/_private/worker\.py|ray/_private/auto_init_hook\.py")
 
 

@@ -67,6 +67,7 @@ _GROUP = re.compile(r"^(?:RuntimeError|torch\.)|gloo|c10d|nccl|Dist[A-Z]\w*Error
 _SECOND_HAND = re.compile(
     r"\bwait(?:ing|ed)?(?: \d+ ?s\w{0,6})? (?:for|on) (?:all )?(?:ranks?|workers?|peers?|processes|hosts)\b"
     r"|\b(?:because|since|as) (?:the )?(?:rank|worker|process|peer|host|node|replica) \d{1,7} (?:has |was |is )?(?:failed|died|crashed|exited|gone|killed|lost|aborted|raised|reported|stopped)\b"
+    r"|\b(?:rank|worker|process|peer|host|node|replica) \d{1,7} (?:has |had )?(?:sent|signal\w{1,4}|requested|called|triggered|asked for) (?:an? |the |for an? )?(?:abort|stop|shut ?down|exit|cancel\w{0,6}|error)\b"
     r"|\b(?:another|other|some|remote) (?:rank|worker|process|peer)|\bfailed rank|\bon (?:an)?other rank",
     re.IGNORECASE,
 )

@@ -54,6 +54,10 @@ _JOINED = re.compile(r"(?<=[\w).:])\[rank(?P<number>\d{1,7})\]:")
 _SECTION = re.compile(
     r"-{5,40}(?P<edge>Begin|End) global rank (?P<number>\d{1,7}) STD(?:ERR|OUT)-{5,40}$"
 )
+# Which rank the writer is, in its own words: Lightning, transformers, torch's mark
+_SAYS_RANK = re.compile(
+    r"\bGLOBAL_RANK: (\d{1,7}), MEMBER|\b[Pp]rocess rank: (\d{1,7}), device|^ ?\[rank(\d{1,7})\]:"
+)
 MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 MAX_LINE = (
     4096  # characters of a line, or of the text of one error: to judge each costs up to 30 µs
@@ -100,6 +104,17 @@ def take_apart(
         every.append(text)
     own = {rank: tuple(some) for rank, some in by_rank.items()}
     return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every), folded=frozenset(folded))
+
+
+def tasks_are_nodes(lines: Sequence[str]) -> bool:
+    """Whether lines behind the number of a task say that another rank wrote them: a task then starts several ranks, and its number is none."""
+    label = _LABEL if _labelled(lines) else None
+    for line in lines:
+        tag = _TAG.search(line, 0, MARKED_WITHIN) or (label.match(line) if label else None)
+        writer = _SAYS_RANK.search(line[tag.end() : tag.end() + MARKED_WITHIN]) if tag else None
+        if tag and writer and int(next(filter(None, writer.groups()))) != int(tag["task"]):
+            return True
+    return False
 
 
 def _parted(line: str) -> Sequence[str]:

@@ -28,7 +28,7 @@ from mldebug.diagnosis.exits.words.last_attempt import (
 )
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.words.marks import take_apart
+from mldebug.diagnosis.exits.words.marks import take_apart, tasks_are_nodes
 from mldebug.diagnosis.exits.words.output import (
     SHARED,
     TASKED,
@@ -88,8 +88,10 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     table = {one.rank: one for one in _table(lines)}
     locals_ = _ranks_of_local(lines)
     launcher = _launcher(lines)
-    outputs = _outputs(logs, locals_, launcher)
-    words = _with_ranks(launcher_words(lines), table, locals_, launcher)
+    of_nodes = launcher in ("torchrun", "deepspeed") or tasks_are_nodes(lines)
+    tasked = launcher in (*TASKED, "environment") and not of_nodes
+    outputs = _outputs(logs, locals_, range(MAX_RANK) if tasked else ())
+    words = _with_ranks(launcher_words(lines), table, locals_, ranked=not of_nodes)
     named = {one.rank for one in (*words.failures, *words.followers) if one.rank is not None}
     shown = {*words.errors, *table, *named}
     errors = _errors(outputs, shown)
@@ -176,9 +178,8 @@ def _launcher(lines: Sequence[str]) -> str:
 
 
 def _outputs(
-    logs: Sequence[RecordedLog], locals_: Mapping[int, int], launcher: str
+    logs: Sequence[RecordedLog], locals_: Mapping[int, int], tasks: Collection[int]
 ) -> list[LogOutput]:
-    tasks = range(MAX_RANK) if launcher in (*TASKED, "environment") else ()
     taken = [(one, take_apart(one.lines, locals_, tasks)) for one in logs]
     return [
         LogOutput(path=one.name, owner=_owner(one, locals_, words.by_rank), words=words)
@@ -235,13 +236,13 @@ def _with_ranks(
     words: LauncherWords,
     table: Mapping[int, _FailureRow],
     locals_: Mapping[int, int],
-    launcher: str,
+    *,
+    ranked: bool,
 ) -> LauncherWords:
-    """The launcher's words, with the rank of each failure where its pid or its local rank tells it. What srun and mpirun count are no
-    ranks where each of their tasks is a launcher with ranks of its own.
+    """The launcher's words, with the rank of each failure where its pid or its local rank tells it. `ranked`: what srun and mpirun count
+    are ranks; not where each of their tasks starts several.
     """
     by_pid = {row.pid: rank for rank, row in table.items()}
-    ranked = launcher not in ("torchrun", "deepspeed")
     failures = []
     for one in words.failures:
         rank = by_pid.get(one.pid or 0, one.rank if ranked else None)
