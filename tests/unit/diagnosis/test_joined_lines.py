@@ -15,7 +15,9 @@ LOST = (
 
 
 @pytest.mark.parametrize(
-    "line", [f"[rank1]: {HEAD}[rank0]: {HEAD}", f"[rank1]: {HEAD}[rank0]:{HEAD}", "[rank1]: loss 2.1[rank0]: loss 2.2", "[rank1]: in step()[rank0]: x"]
+    "line",
+    [f"[rank1]: {HEAD}[rank0]: {HEAD}", f"[rank1]: {HEAD}[rank0]:{HEAD}", "[rank1]: loss 2.1[rank0]: loss 2.2", "[rank1]: in step()[rank0]: x",
+     *(f"{before}[rank1]: {HEAD}[rank0]: {HEAD}" for before in ("> ", "gpu-node-3: ", "2026-06-15T03:11:09Z ", "(RayTrainWorker pid=4411, ip=10.0.0.3) "))],
 )  # fmt: skip
 def test_each_rank_gets_its_own(line: str) -> None:
     assert set(take_apart([line], {}).by_rank) == {0, 1}
@@ -35,6 +37,20 @@ def test_the_first_of_two_heads_begins_the_first_ranks_traceback() -> None:
     end = end_of_logs([RecordedLog(name="job.log", lines=lines, rank=None)])
     assert end is not None
     assert {rank: one.blames_peer for rank, one in end.errors.items()} == {0: True, 1: False}
+
+
+@pytest.mark.parametrize("width", [72, 80, 120])
+def test_what_a_terminal_has_broken_is_one_line_again(width: int) -> None:
+    """Whose failure an error is stands behind its first columns."""
+    whole = [f"[rank{rank}]: {line}" for rank in range(2) for line in (HEAD, FRAME.replace("/job", "/workspace/very/long/folder/of/a/job/of/somebody"), LOST)]  # fmt: skip
+    lines = [line[at : at + width] for line in whole for at in range(0, len(line), width)]
+    assert take_apart(lines, {}).by_rank == take_apart(whole, {}).by_rank
+
+
+def test_the_longest_lines_of_two_ranks_swallow_nothing() -> None:
+    """A control: they are alike, and no terminal's width."""
+    lines = [f"[rank0]: {LOST}", f"[rank1]: {LOST}", "W0615 closing"]
+    assert take_apart(lines, {}).shared == ("W0615 closing",)
 
 
 @pytest.mark.parametrize(

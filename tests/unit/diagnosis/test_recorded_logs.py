@@ -315,3 +315,13 @@ def test_the_number_of_a_task_is_no_rank_where_its_lines_tell_of_another(
     ends = [f"{mark.format(task)}{line}" for task, lines in ((1, OWN), (0, VICTIM)) for line in lines]  # fmt: skip
     stopped = ["srun: error: n1: task 1: Exited with exit code 1"] if mark == "{}: " else []
     assert named(judged(tmp_path, *begins, *ends, *stopped))[0] == ranks
+
+
+def test_a_traceback_of_the_table_that_is_cut_is_no_error(tmp_path: Path) -> None:
+    """Its last line is missing, and with it whose failure it was."""
+    rows = table((1, 1, 1))[:-1]
+    head = "  traceback : Traceback (most recent call last):"
+    own, victim = ([head, *(f"  {line}" for line in lines[1:])] for lines in (OWN, VICTIM))
+    assert named(judged(tmp_path, *rows, *victim[:-1])) == ([1], Confidence.LOW)
+    assert named(judged(tmp_path, *rows, *victim))[0] == NOBODY
+    assert named(judged(tmp_path, *rows, *own)) == ([1], Confidence.HIGH)

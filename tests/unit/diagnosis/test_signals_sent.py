@@ -123,3 +123,22 @@ def test_which_statuses_tell_of_a_signal_that_was_sent(status: int | None, sent:
 def test_a_worker_that_was_told_to_end_is_no_failure_of_its_rank(how: str, blame: Blame) -> None:
     """Whoever ends a job sends the workers its signal, too."""
     assert blame_of(f"RuntimeError: DataLoader worker (pid 4711) is killed by signal: {how}. ") is blame  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "blame"),
+    [
+        ("ValueError: I/O operation on closed file.", Blame.UNCLEAR),
+        ("RuntimeError: Event loop is closed", Blame.UNCLEAR),
+        ("OSError: [Errno 9] Bad file descriptor", Blame.UNCLEAR),
+        ("OSError: handle is closed", Blame.UNCLEAR),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/tmp/pymp-3kx0v1/listener-a7'", Blame.UNCLEAR),
+        ("RuntimeError: cannot schedule new futures after interpreter shutdown", Blame.UNCLEAR),
+        ("RuntimeError: CUDA error: invalid device ordinal", Blame.UNCLEAR),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/tmp/data/index.json'", Blame.OWN),
+        ("RuntimeError: CUDA error: invalid argument", Blame.OWN),
+    ],
+)  # fmt: skip
+def test_what_a_process_gets_that_is_ending_is_no_proof(words: str, blame: Blame) -> None:
+    """Somebody may have told it or its helpers to end; and with more ranks than devices each one too many says the same."""
+    assert blame_of(words) is blame

@@ -211,7 +211,7 @@ def _summary(lines: Sequence[str]) -> dict[int, RankError]:
     errors: dict[int, RankError] = {}
     rank: int | None = None
     traceback: list[str] | None = None
-    for line in lines:
+    for line in (*lines, ""):  # the end of a log ends the last traceback
         entry = _ENTRY.match(line)
         if entry is None and traceback is not None and line.startswith("  "):
             traceback.append(line)
@@ -230,6 +230,6 @@ def _summary(lines: Sequence[str]) -> dict[int, RankError]:
 def _add_error(errors: dict[int, RankError], rank: int, traceback: list[str]) -> None:
     lines = [line.removeprefix("  ") for line in traceback]
     last = next((line for line in reversed(lines) if line and not line.startswith(" ")), "")
-    if last:
+    if last and not last.startswith("Traceback (most recent call last)"):  # it is whole
         shown = tuple(safe_line(line, 400) for line in lines[-30:] if line.strip())
         errors[rank] = error_of(last, safe_line(last, 300), shown, "torchrun's failure table")

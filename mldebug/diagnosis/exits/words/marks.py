@@ -58,6 +58,9 @@ _SECTION = re.compile(
 _SAYS_RANK = re.compile(
     r"\bGLOBAL_RANK: (\d{1,7}), MEMBER|\b[Pp]rocess rank: (\d{1,7}), device|^ ?\[rank(\d{1,7})\]:"
 )
+_DIGITS = re.compile(r"\d+")
+NARROWEST = 60  # columns of a terminal
+FULL_LINES = 2  # different lines of its width, where a terminal has broken a log
 MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 MAX_LINE = (
     4096  # characters of a line, or of the text of one error: to judge each costs up to 30 µs
@@ -87,6 +90,7 @@ def take_apart(
     mpirun), by whose number lines may be marked.
     """
     folded: set[str] = set()
+    lines = _rejoined(lines)
     unwrapped = [(part, _is_folded(line)) for line in lines for whole in _unwrapped(line) for part in _parted(whole)]  # fmt: skip
     lines = [part for part, _ in unwrapped]
     by_rank: dict[int, list[str]] = {}
@@ -106,6 +110,23 @@ def take_apart(
     return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every), folded=frozenset(folded))
 
 
+def _rejoined(lines: Sequence[str]) -> Sequence[str]:
+    """The lines of a log that a terminal has broken at its width: what stands without a mark below a marked line of that width belongs to it."""
+    width = max(map(len, lines), default=0)
+    full = {_DIGITS.sub("", line) for line in lines if len(line) == width}
+    if width < NARROWEST or len(full) < FULL_LINES:
+        return lines
+    found: list[str] = []
+    goes_on = False
+    for line in lines:
+        if goes_on and not _MARK.match(line):
+            found[-1] += line
+        else:
+            found.append(line)
+        goes_on = len(line) == width and (goes_on or _MARK.match(line) is not None)
+    return found
+
+
 def tasks_are_nodes(lines: Sequence[str]) -> bool:
     """Whether lines behind the number of a task say that another rank wrote them: a task then starts several ranks, and its number is none."""
     label = _LABEL if _labelled(lines) else None
@@ -119,8 +140,8 @@ def tasks_are_nodes(lines: Sequence[str]) -> bool:
 
 def _parted(line: str) -> Sequence[str]:
     """The lines of two ranks that were written into one, the second right behind what ends the first; else the line."""
-    begins = _MARK.match(line)
-    joined = _JOINED.search(line, 0, MARKED_WITHIN) if begins and begins["role"] == "rank" else None
+    begins = _MARK_INSIDE.search(line, 0, MARKED_WITHIN)
+    joined = _JOINED.search(line, begins.end(), MARKED_WITHIN) if begins else None
     if begins is None or joined is None or joined["number"] == begins["number"]:
         return (line,)
     return (line[: joined.start()], line[joined.start() :])

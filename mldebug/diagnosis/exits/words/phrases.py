@@ -210,6 +210,7 @@ UNCLEAR: tuple[str, ...] = (
     r"(?:^|\n)(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*(?:$|\n)",
     r"peer access is not supported|CUDA failure:? (?:\d{1,4} )?'[^']{0,80}peer|(?:Cuda|HIP) failure:? (?:\d{1,4} )?'[^']{0,80}peer",
     r"Fatal Python error: Aborted|without an active exception",
+    r"\binvalid device ordinal\b",  # more ranks than devices
     r"DataLoader worker .{0,200}killed by signal: (?:Terminated|Interrupt|Hangup|User defined)",  # somebody told it to end
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|error external to the process|driver shutting down|context is destroyed",
@@ -224,6 +225,11 @@ CONTESTED: tuple[str, ...] = (
     r"\b(?:is|already) (?:in use|locked|held|opened) by (?:another|some other|a different|other|PID|process)\b",
     r"\bdevices?(?:\(s\))? (?:are|is|is/are) busy or unavailable|\balready in use by another (?:client|process)",
     r"(?:torch_extensions|torchinductor_\w{1,40}|\.triton|triton_cache|\.cache)/.{0,300}\.so[.\d]{0,12}: (?:cannot open shared object|file too short|invalid ELF|failed to map)",
+)
+
+# What a process gets that is ending already, or whose helpers are: its own failure, or what follows from another's
+OF_AN_END: tuple[str, ...] = (
+    r"/pymp-\w{1,40}/|I/O operation on closed|\bhandle is closed|\bEvent loop is closed|cannot schedule new futures after|\[Errno 9\]|Bad file descriptor",
 )
 
 # Numbers of which all ranks hold the same, for they have been reduced or were updated together: who says first that one is not finite is chance
