@@ -146,7 +146,7 @@ def _since_start(lines: Sequence[str]) -> Sequence[str]:
     starts = [at for at, line in enumerate(lines) if _STARTS.search(line, 0, WITHIN)]
     if not starts or not any(map(tells_of_step, lines[starts[-1] :])):
         return lines
-    failed = any(_is_failure(lines, at) for at in range(starts[-1]))
+    failed = any(_is_failure(lines, at) for at, _ in enumerate(lines[: starts[-1]]))
     return lines[starts[-1] :] if failed else lines
 
 
