@@ -1,14 +1,18 @@
 """Host lists as people write them: folded lists such as `node[1-40]`, and hostfiles of mpirun, DeepSpeed, Horovod, Slurm, PBS and LSF."""
 
+import errno
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from mldebug.core.errors import UsageError
 from mldebug.core.files import unreadable
-from mldebug.core.ranksets import unfold_nodes
+from mldebug.core.ranksets import MAX_NODES, unfold_nodes
 
 MAX_BYTES = 1 << 20
+MAX_NAMED = (
+    4 * MAX_NODES
+)  # names that all folded lists of a text may stand for, each time one is named
 LEAST_PORT = 1024  # `node1:8` are slots; a number from here on, or 22, is a port
 
 _SETTING = re.compile(
@@ -57,6 +61,8 @@ def _content(file: Path) -> str | None:
     except ValueError:
         return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # a long list
+            return None
         raise unreadable(file, error) from error
 
 
@@ -69,14 +75,19 @@ def parse_hosts(text: str) -> NamedHosts:
     found: dict[str, None] = {}
     users: set[str] = set()
     ports: set[int] = set()
-    for word in _words(text):
+    named = 0
+    for word in dict.fromkeys(_words(text)):
         match = _HOST.fullmatch(word)
         user, name, number = match.groups() if match else (None, word, None)
         if user:
             users.add(user)
         if number and (int(number) == 22 or int(number) >= LEAST_PORT):
             ports.add(int(number))
-        found |= dict.fromkeys(unfold_nodes(name) if set(name) & set("[@!&") else (name,))
+        hosts = unfold_nodes(name) if set(name) & set("[@!&") else (name,)
+        named += len(hosts)
+        if named > MAX_NAMED:
+            raise UsageError(f"the list of hosts names more than {MAX_NAMED:,}", "name fewer")
+        found |= dict.fromkeys(hosts)
     ports |= {
         int(port) for port in re.findall(r"\bport\s*=\s*(\d{1,5})\b", _without_comments(text))
     }
@@ -98,8 +109,19 @@ def _words(text: str) -> list[str]:
     """The hosts, each as it is written: without comments, settings (`slots=8`) and counts (`node1 8 node2 8`)."""
     words: list[str] = []
     for line in _without_comments(text).split("\n"):
-        of_line = re.split(r"[\s,]+(?![^\[]*\])", _SETTING.sub(" ", line).strip())
+        of_line = _outside_brackets(_SETTING.sub(" ", line)).split("\n")
         words += [
             word for index, word in enumerate(of_line) if word and not (index and word.isdigit())
         ]
     return words
+
+
+def _outside_brackets(line: str) -> str:
+    """The line with a line end for each run of blanks and commas that no `[…]` holds: before the next `]` another `[` comes, or none."""
+    pieces = re.split(r"([\[\]])", line)
+    following = [*pieces[1::2], ""]  # the bracket behind each text
+    pieces[::2] = [
+        text if bracket == "]" else re.sub(r"[\s,]+", "\n", text)
+        for text, bracket in zip(pieces[::2], following, strict=True)
+    ]
+    return "".join(pieces).strip()

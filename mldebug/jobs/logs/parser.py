@@ -28,6 +28,9 @@ _LOSS_FIRST = re.compile(
     r"(?:(?:total|train(?:ing)?|average|avg|mean|current)[ _])?loss\b", re.IGNORECASE
 )
 _NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
+MOST_SECONDS = 0.25  # of CPU time for the lines of one slice, and some more for each line and byte
+MOST_OF_LINE, MOST_OF_BYTE = 200e-6, 0.5e-6  # five times what lines of trainings take
+TIMED = 4  # lines after which that is looked at
 SCALARS_OF = 32  # records of one slice, its last: of more, nobody can show the figures in between
 MAX_BLOCK = 60  # lines below a step in which its loss may stand
 MAX_NCCL, MAX_NCCL_LINE = 1024, 600  # lines kept until somebody takes them; characters of one
@@ -37,7 +40,8 @@ class LogParser:
     """Finds the records of one log. Lines end with a newline or, as progress bars do, with a carriage return.
 
     Counters: `lines` (not blank), `records`, `bytes`, `binary` (lines with bytes that are no text, and runs of NULs, as
-    a truncated log has them: what stands between is still read), `oversized` (lines above `MAX_LINE`: dropped).
+    a truncated log has them: what stands between is still read), `oversized` (lines above `MAX_LINE`: dropped), `skipped` (characters of lines
+    that were left out because those before them took too long: anybody may write lines that do).
     """
 
     def __init__(
@@ -45,14 +49,18 @@ class LogParser:
         formats: Sequence[LogFormat],
         own: Mapping[str, LogFormat] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        used: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow."""
+        """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow.
+        `used`: CPU seconds of this thread.
+        """
+        self._used = used
         self._formats = sorted(formats, key=lambda it: it.generic)
         signs = [it.signs for it in formats]
         self._signs = _fewest(chain.from_iterable(signs)) if all(signs) else ()
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self._quiet = QuietLines(() if self._own else self._signs, _NCCL)
-        self.lines = self.records = self.bytes = self.binary = self.oversized = 0
+        self.lines = self.records = self.bytes = self.binary = self.oversized = self.skipped = 0
         self._partial = b""
         self._flushed = b""
         self._dropping = False
@@ -84,10 +92,10 @@ class LogParser:
         """Learn from the beginning of a log, of which the middle is left out, what its later lines need: the column names of a table. What it
         tells of steps is old: it is no record, and is not counted.
         """
-        counters = self.lines, self.records, self.bytes, self.binary, self.oversized
+        counters = self.lines, self.records, self.bytes, self.binary, self.oversized, self.skipped
         nccl_lines, self._nccl = self._nccl, []
         self.feed(data)
-        self.lines, self.records, self.bytes, self.binary, self.oversized = counters
+        self.lines, self.records, self.bytes, self.binary, self.oversized, self.skipped = counters
         self._nccl, self._block = nccl_lines, None
         self.restart()
 
@@ -180,7 +188,8 @@ class LogParser:
         found = []
         quiet, match = self._quiet, self._match
         known = quiet.shapes
-        for line, shape in zip(lines, shapes, strict=True):
+        until, judged = self._used() + _most_seconds(lines), 0
+        for place, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
             always = known.get(shape)
             if always is not None and self._block is None and (always or not quiet.may_count(line)):
                 table = self._table
@@ -190,6 +199,10 @@ class LogParser:
                 continue
             if nccl and len(self._nccl) < MAX_NCCL and _NCCL.search(line):
                 self._nccl.append(line[-MAX_NCCL_LINE:])
+            judged += 1
+            if not judged % TIMED and self._used() > until:
+                self.skipped += sum(map(len, lines[place:]))
+                break
             record = match(line)
             if record is not None:
                 found.append((record, line))
@@ -261,6 +274,11 @@ class LogParser:
                     self._formats.insert(0, self._formats.pop(place))
                 return record
         return None
+
+
+def _most_seconds(lines: Sequence[str]) -> float:
+    """How long these lines may take; what is left of them then is left out."""
+    return MOST_SECONDS + MOST_OF_LINE * len(lines) + MOST_OF_BYTE * sum(map(len, lines))
 
 
 def _fewest(signs: Iterable[str]) -> tuple[str, ...]:

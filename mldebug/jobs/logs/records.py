@@ -68,7 +68,9 @@ class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0  # parsed
     binary: int = 0  # lines that are no text, and runs of NULs
     oversized: int = 0  # lines too long to be a record, left out
-    skipped_bytes: int = 0  # left out because more came than one look can parse
+    skipped_bytes: int = (
+        0  # left out because more came than one look can parse, or lines that take long
+    )
     rotations: int = 0
     truncations: int = 0
     failures: int = 0  # polls that could not read

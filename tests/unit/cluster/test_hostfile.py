@@ -1,5 +1,7 @@
 """Hosts as people write them: lists and hostfiles, with slots, ports, users and comments."""
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ MANY = {
     "users": ("root@node1\nroot@node2", TWO, "root", 0),
     "ports": ("node1:2222\nnode2:2222", TWO, "", 2222),
     "a port by name": ("node1 port=2222 user=ada\nnode2", TWO, "ada", 2222),
+    "a list longer than a file's name": ("node1,node2," * 40 + "node1", TWO, "", 0),
+    "blanks in brackets": ("node[1, 2] slots=8", TWO, "", 0),
     "addresses": ("10.0.0.1:8\n10.0.0.2:8", ("10.0.0.1", "10.0.0.2"), "", 0),
 }  # fmt: skip
 
@@ -52,6 +56,7 @@ def test_hosts_of_every_form(name: str, mark: str | None, tmp_path: Path) -> Non
         ("node1:2222 node2:2223", "several ports"),
         ("^/no/such/file", "there is no file"),
         ("n" * (1 << 21), "more than a million characters"),
+        ("".join(f"n[1-{65_536 - n}] " for n in range(50)), "names more than 262,144"),
     ],
 )
 def test_what_is_no_list_of_hosts_is_refused(text: str, why: str) -> None:
@@ -67,3 +72,20 @@ def test_a_file_that_holds_no_hosts_says_which(tmp_path: Path) -> None:
 
 def test_fifty_thousand_lines_are_read_at_once() -> None:
     assert len(parse_hosts("\n".join(f"node{n} slots=8" for n in range(50_000))).names) == 50_000
+
+
+@pytest.mark.parametrize(
+    "more", ["a ", ", ", "a[", "a]", "[a] ", "slots = ", "#", "a@", ":", "\r", " port ="]
+)
+def test_twice_the_text_takes_twice_the_time(more: str) -> None:
+    """Where it takes a time at all: 64 KiB of `a a a` took 1.2 s."""
+    quick, slow = (min(cpu_of(more * (size // len(more))) for _ in range(3)) for size in (16_384, 65_536))  # fmt: skip
+    assert slow < 0.1 or slow < 10 * quick
+
+
+def cpu_of(text: str) -> float:
+    """Seconds of CPU time to read or refuse it."""
+    began = time.process_time()
+    with suppress(UsageError):
+        parse_hosts(text)
+    return time.process_time() - began

@@ -1,11 +1,11 @@
 """logs: where the output of real processes goes, and of those that no test machine has."""
 
-import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from mldebug_agents.jobs.logs.pipes import (
     LONG,
     MOST_SECONDS,
     PAUSE,
+    Effort,
     PipeReaders,
     UnreadPipes,
 )
@@ -271,7 +272,7 @@ def test_who_holds_the_writing_end_alone_is_not_looked_at() -> None:
     looked: list[int] = []
     state = readers.state
     readers.state = lambda pid: looked.append(pid) or state(pid)  # type: ignore[method-assign, func-returns-value]  # fmt: skip
-    assert reader.pid in readers._strangers(pipe, os.getuid(), math.inf)
+    assert reader.pid in readers._strangers(pipe, os.getuid(), lambda: True)
     assert writer.pid not in looked
     for one in (writer, reader):
         one.kill()
@@ -293,7 +294,7 @@ def test_a_search_that_takes_long_ends_and_others_have_time_of_their_own(tmp_pat
 
     crowd = [process(100 + one, RANK.ppid, "x", (0, "pipe:[9]", "pipe", "r")) for one in range(50)]
     node = Slow(tmp_path, *crowd, RANK)
-    readers = PipeReaders(node, clock=lambda: now[0])
+    readers = PipeReaders(node, effort=lambda: Effort(lambda: now[0], lambda: now[0]))
     assert readers.readers_of("pipe:[7]", RANK) == ()
     assert now[0] <= 2 * MOST_SECONDS
     before = now[0]
@@ -314,11 +315,33 @@ def test_after_a_long_search_there_is_a_pause(tmp_path: Path) -> None:
 
     tee = process(77, RANK.ppid, "tee", (0, "pipe:[7]", "pipe", "r"))
     node, unread = Slow(tmp_path, tee, RANK), UnreadPipes(lambda: now[0])
-    look = lambda: PipeReaders(node, unread, lambda: now[0]).readers_of("pipe:[7]", RANK)  # fmt: skip
+    effort = partial(Effort, lambda: now[0], lambda: now[0])
+    look = lambda: PipeReaders(node, unread, effort).readers_of("pipe:[7]", RANK)  # fmt: skip
     assert look() == (77,)
     assert look() == ()
     now[0] += PAUSE * MOST_SECONDS
     assert look() == (77,)
+
+
+@pytest.mark.parametrize(("passed", "found"), [(0.9, True), (1.1, False), (3.0, False)])
+def test_a_crowded_node_makes_no_search_a_long_one(
+    tmp_path: Path, passed: float, found: bool
+) -> None:
+    """Others have the cores meanwhile: a pause of 20 s followed where a search took a second, of which it worked for a twentieth."""
+    now, used = [0.0], [0.0]
+
+    class Crowded(Node):
+        def process_state(self, pid: int, **what: bool) -> ProcessState | None:
+            if pid == 77:
+                now[0], used[0] = now[0] + passed, used[0] + 0.05
+            return super().process_state(pid, **what)
+
+    tee = process(77, RANK.ppid, "tee", (0, "pipe:[7]", "pipe", "r"))
+    node, unread = Crowded(tmp_path, tee, RANK), UnreadPipes(lambda: now[0])
+    effort = partial(Effort, lambda: now[0], lambda: used[0])
+    look = lambda: PipeReaders(node, unread, effort).readers_of("pipe:[7]", RANK)  # fmt: skip
+    assert look() == (77,)
+    assert look() == ((77,) if found else ())
 
 
 def test_a_relative_who_reads_the_pipe_is_always_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """logparser: bytes in any chunks, with anything in them, and what is counted."""
 
 import itertools
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.core.plugins import create, create_all, load
-from mldebug.jobs.logs.parser import MAX_LINE, LogParser
+from mldebug.jobs.logs.parser import MAX_LINE, MOST_SECONDS, LogParser
 from mldebug.jobs.logs.records import LogRecord
 
 SIGNALS = Path(__file__).parents[2] / "fixtures/h200/signals"
@@ -222,3 +223,40 @@ def test_beside_the_user_s_patterns_other_formats_still_see_their_own_lines_alon
     found = parser.feed(b"read shard-3 in 0.1 s\nfirst step\nnothing\n")
     assert [one.step for one in found] == [3]
     assert counting.lines == ["first step"]
+
+
+def test_lines_that_take_long_leave_out_those_behind_them() -> None:
+    """Anybody may write them, and the main loop reads all logs; what comes later is read again."""
+    now = [0.0]
+
+    class Slow:
+        generic, signs = False, ()
+
+        def parse(self, line: str) -> LogRecord | None:
+            now[0] += MOST_SECONDS / 4 if line == "slow" else 0.0
+            return LogRecord(step=int(line[5:]), format="x") if line.startswith("step ") else None
+
+    it = LogParser([Slow()], used=lambda: now[0])
+    quick = "".join(f"step {number}\n" for number in range(100)).encode()
+    assert len(it.feed(quick)) == 100
+    assert not it.skipped
+    assert not it.feed(b"slow\n" * 100 + b"step 7\n")
+    assert it.skipped > 300
+    assert now[0] <= 2 * MOST_SECONDS
+    assert [record.step for record in it.feed(b"step 8\n")] == [8]
+
+
+WORST = {
+    "rich": "Epoch 4 --------------- ---- " + "-" * 2000 + "STEP/291 0:00:33",
+    "tqdm": "/900 [00:12<00:00, " + "1% " * 1300 + "1.33it/s, act_loss=0.01]",
+    "a dict": "/900 <" + "1%" * 7000 + "{'iteration': 'a}",
+    "a counter": "total step 1/1 " + "--" * 8000 + "epoch[ 1 of 1]-minibatch[ -1- ",
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_lines_cost_little(name: str) -> None:
+    """A quarter of a second for so many bytes, and what the next few lines take; half a MiB of the first kind took half a minute."""
+    lines, before = (WORST[name] + "\n") * ((128 << 10) // len(WORST[name])), time.thread_time()
+    parser().feed(lines.encode())
+    assert time.thread_time() - before < 2

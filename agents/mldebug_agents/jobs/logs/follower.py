@@ -97,8 +97,8 @@ class LogFollower:
             yield f"{parser.oversized} lines too long to read"
         if parser.binary:
             yield f"{parser.binary} lines of binary data"
-        if self.skipped:
-            yield f"{self.skipped / 1e6:.0f} MB skipped"
+        if skipped := self.skipped + parser.skipped:
+            yield f"{skipped / 1e6:.0f} MB skipped"
         if parser.lines >= NO_RECORD and not parser.records:
             yield "no line of it understood"
         for name in parser.slow:

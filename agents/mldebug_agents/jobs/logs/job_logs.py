@@ -24,7 +24,7 @@ from mldebug_agents.jobs.logs.event_files import find_event_files
 from mldebug_agents.jobs.logs.follower import KnownEnd, LogFollower, LogUpdate
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.nccl_files import NcclFiles
-from mldebug_agents.jobs.logs.pipes import LONG, PAUSE
+from mldebug_agents.jobs.logs.pipes import LONG, PAUSE, Effort
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -185,10 +185,10 @@ class JobLogs:
             self._has_moved(place) for place in self._places
         )
         if now >= self._search_after and (moved or now - self._searched >= every):
-            begun = time.monotonic()
+            effort = Effort()
             self._last_outputs, self._searched = outputs, now
             self._search(job, sampled, finder)
-            took = time.monotonic() - begun
+            took = effort.seconds
             self._search_after = now + (PAUSE * took if took > LONG else 0.0)
         self._poll(now, lone=job.launcher == "single")
         for line in self._nccl_files.lines(job, nccl_files, finder, time.monotonic() + BUDGET):
@@ -377,7 +377,7 @@ def _add(total: LogCounts, follower: LogFollower) -> LogCounts:
         bytes=total.bytes + parser.bytes,
         binary=total.binary + parser.binary,
         oversized=total.oversized + parser.oversized,
-        skipped_bytes=total.skipped_bytes + follower.skipped,
+        skipped_bytes=total.skipped_bytes + follower.skipped + parser.skipped,
         rotations=total.rotations + follower.rotations,
         truncations=total.truncations + follower.truncations,
     )

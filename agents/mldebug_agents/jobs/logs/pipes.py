@@ -22,7 +22,7 @@ _MAX_ANCESTORS = 12
 _MAX_SIBLINGS = 64
 FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
 _MAX_UNREAD = 1024
-LONG = 0.25  # seconds of searches, after which a pause is made
+LONG = 0.25  # seconds of searches (see `Effort`), after which a pause is made
 PAUSE = 20.0  # times as long is waited until the next searches of that owner
 MOST_SECONDS = 1.0  # in which the pipes of one owner's ranks are searched for in one look
 _MAPPED = "0000000000000000FFFF0000"  # what an IPv4 address begins with in tcp6
@@ -30,6 +30,27 @@ MAX_LINES = 200_000
 
 
 Owner = tuple[int, str]
+MayGoOn = Callable[[], bool]
+
+
+class Effort:
+    """Seconds of work since it was made: processor time of this process, so that a crowded node makes no search a long one, but at
+    least a quarter of the time that went by.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._clock, self._used = clock, used
+        self._began, self._used_before = clock(), used()
+
+    @property
+    def seconds(self) -> float:
+        """So many until now."""
+        passed = self._clock() - self._began
+        return min(passed, max(self._used() - self._used_before, passed / 4))
 
 
 class UnreadPipes:
@@ -80,11 +101,11 @@ class PipeReaders:
         self,
         host: Host,
         unread: UnreadPipes | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        effort: Callable[[], Effort] = Effort,
     ) -> None:
         self._host = host
         self._unread = unread or UnreadPipes()
-        self._clock = clock
+        self._effort = effort
         self._left: dict[Owner, float] = {}  # seconds for searching in this look, by owner
         self._briefs: dict[int, Stat] | None = None
         self._states: dict[int, ProcessState | None] = {}
@@ -99,8 +120,8 @@ class PipeReaders:
 
     def named(self, name: str, uid: int | None, rank: ProcessState) -> list[ProcessState]:
         """Processes whose name begins with `name`, of the user `uid` (None: of any user), that are wanted for this rank."""
-        with self._search(rank) as until:
-            all_of_node = takewhile(lambda _: self._clock() < until, self._all().items())
+        with self._search(rank) as may_go_on:
+            all_of_node = takewhile(lambda _: may_go_on(), self._all().items())
             states = [self.state(pid) for pid, stat in all_of_node if stat.name.startswith(name)]
         return [state for state in states if state is not None and uid in (None, state.uid)]
 
@@ -112,28 +133,28 @@ class PipeReaders:
         thousands of descriptors each.
         """
         if pipe not in self._readers:
-            with self._search(rank) as until:
-                self._readers[pipe] = tuple(self._look_for(pipe, rank, until))
+            with self._search(rank) as may_go_on:
+                self._readers[pipe] = tuple(self._look_for(pipe, rank, may_go_on))
         return tuple(pid for pid in self._readers[pipe] if pid != rank.pid)
 
     @contextmanager
-    def _search(self, rank: ProcessState) -> Iterator[float]:
-        """A search for this rank; gives the moment at which it has to end."""
-        owner, began = self._host.belongs_to(rank.pid), self._clock()
+    def _search(self, rank: ProcessState) -> Iterator[MayGoOn]:
+        """A search for this rank; gives whether it may go on."""
+        owner, effort = self._host.belongs_to(rank.pid), self._effort()
         if owner not in self._left:
             self._left[owner] = MOST_SECONDS if self._unread.may_search(owner) else 0.0
         left = self._left[owner]
-        yield began + left
+        yield lambda: effort.seconds < left
         if left > 0:
-            self._left[owner] = left - (self._clock() - began)
+            self._left[owner] = left - effort.seconds
             self._unread.note_search(owner, MOST_SECONDS - self._left[owner])
 
-    def _look_for(self, pipe: str, rank: ProcessState, until: float) -> list[int]:
-        near = self._among(self._relatives(rank.pid), pipe, until)
-        return near or self._strangers(pipe, rank.uid, until)
+    def _look_for(self, pipe: str, rank: ProcessState, may_go_on: MayGoOn) -> list[int]:
+        near = self._among(self._relatives(rank.pid), pipe, may_go_on)
+        return near or self._strangers(pipe, rank.uid, may_go_on)
 
-    def _among(self, pids: Iterable[int], pipe: str, until: float) -> list[int]:
-        in_time = takewhile(lambda _: self._clock() < until, pids)
+    def _among(self, pids: Iterable[int], pipe: str, may_go_on: MayGoOn) -> list[int]:
+        in_time = takewhile(lambda _: may_go_on(), pids)
         return [pid for pid in in_time if self._reads(pid, pipe)]
 
     def _all(self) -> dict[int, Stat]:
@@ -156,24 +177,24 @@ class PipeReaders:
         siblings = [pid for pid, stat in briefs.items() if stat.ppid in chain[:3]]
         return list(dict.fromkeys((*chain, *siblings[:_MAX_SIBLINGS])))
 
-    def _strangers(self, pipe: str, uid: int, until: float) -> list[int]:
+    def _strangers(self, pipe: str, uid: int, may_go_on: MayGoOn) -> list[int]:
         if pipe in self._unread:
             return []
-        index = self._index_for(uid, until)
-        found = self._among(index.pipes.get(pipe, ()), pipe, until)
+        index = self._index_for(uid, may_go_on)
+        found = self._among(index.pipes.get(pipe, ()), pipe, may_go_on)
         if not found and index.whole:
             self._unread.add(pipe)
         return found
 
-    def _index_for(self, uid: int, until: float) -> _PipeIndex:
+    def _index_for(self, uid: int, may_go_on: MayGoOn) -> _PipeIndex:
         """Who reads each pipe of the node; this user's processes and root's are looked at first, where the time is not enough for all."""
         index = self._indices.setdefault(uid, _PipeIndex())
-        if index.whole or self._clock() >= until:
+        if index.whole or not may_go_on():
             return index
         pids = sorted(self._all(), key=lambda pid: self._host.belongs_to(pid)[0] not in (uid, 0))
         index = self._indices[uid] = _PipeIndex()
         for pid in pids[:MAX_SCANNED]:
-            if self._clock() >= until:
+            if not may_go_on():
                 return index
             for target in self._host.at_once(pid, partial(self._pipes, pid)):
                 index.pipes.setdefault(target, []).append(pid)

@@ -30,6 +30,7 @@ class FileParser(Protocol):
     bytes: int
     binary: int
     oversized: int
+    skipped: int
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class ChartParser(ABC):
     """Base of the parsers of chart files: the buffer for an unfinished record, and the counters."""
 
     def __init__(self) -> None:
-        self.lines = self.records = self.bytes = self.binary = self.oversized = 0
+        self.lines = self.records = self.bytes = self.binary = self.oversized = self.skipped = 0
         self.slow: tuple[str, ...] = ()
         self._held = b""
         self._skip = 0  # bytes of a long record that are still to come

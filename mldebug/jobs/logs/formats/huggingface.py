@@ -81,7 +81,8 @@ class HuggingfaceFormat:
             if lists_settings(line.lower()):
                 return None
             record = _of_dict(found[0])
-            bar = _BAR.search(line[: found.start()]) if "<" in line[: found.start()] else None
+            before = line[: found.start()][-4000:]
+            bar = _BAR.search(before) if "<" in before else None
             return _joined(_of_bar(bar, bar[0]), record) if bar and record else record
         if "<" in line and ("%|" in line or "% " in line) and (bar := _BAR.search(line[:4000])):
             return _of_bar(bar, line)

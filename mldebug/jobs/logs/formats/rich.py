@@ -13,9 +13,11 @@ from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, epoch, whole
 
 _BAR = re.compile(
-    rf"(?P<what>[^━╸╺─\r\n]{{1,160}}?)(?:\d{{1,3}}% )? {{0,8}}[━╸╺─-][━╸╺─ -]{{3,120}} (?P<step>{WHOLE})/(?P<total>{WHOLE}|--)"
+    rf"(?<=[^━╸╺─\r\n])[━╸╺─-][━╸╺─ -]{{3,120}} (?P<step>{WHOLE})/(?P<total>{WHOLE}|--)"
     rf"(?= {{1,4}}(?:\d{{1,4}}:\d\d(?::\d\d)?|-:--:--|{NUMBER} ?(?:it/s|s/it)))"
 )
+_WHAT = re.compile(r"[^━╸╺─\r\n]+\Z")
+_PERCENT = re.compile(r"(?<=.)\d{1,3}% {1,9}\Z")
 _RATE = re.compile(rf"(?<![\w.])(?P<rate>{NUMBER}) ?(?P<unit>it/s|s/it)")
 
 
@@ -32,7 +34,7 @@ class RichFormat:
         bar = _BAR.search(line[:2000])
         if bar is None:
             return None
-        what = strip_logger(bar["what"].strip())
+        what = strip_logger(_before(line[: bar.start()]).strip())
         phase = kind_of(what)
         if phase is CounterKind.EVALUATION:
             return LogRecord(place=f"{epoch(what)} {bar['step']}/{bar['total']}", format="rich")
@@ -48,6 +50,12 @@ class RichFormat:
             place=epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
             format="rich",
         )
+
+
+def _before(text: str) -> str:
+    """What stands before a bar, behind another one and without the percentage."""
+    found = _WHAT.search(text[-180:])
+    return _PERCENT.sub("", found[0])[-160:] if found else ""
 
 
 def create(options: NoOptions) -> LogFormat:
