@@ -20,11 +20,13 @@ from mldebug.stall.rules import (
     choose,
     counted_quiet,
     is_blamed,
+    is_nearly_blamed,
     is_overdue,
     is_spared,
     keeps_waiting,
     spacing,
     sparse_spacing,
+    usual_pace,
     waits_for_others,
     wants_closer,
 )
@@ -177,10 +179,11 @@ class StallWatch:
             return self._confirm(rule, standing.stood_for(now), standing)
         steady = self._ranks.steady_for(now) if rule.by == "stillness" else 0.0
         if max(quiet, steady) >= limit / 2 or keeps_waiting(rule, some):
-            return self._suspect(rule, max(quiet, steady))
+            near = is_nearly_blamed(rule, counted, standing, self._ranks, now)
+            return self._suspect(rule, max(quiet, steady), near=near)
         self._memory.confirmed = self._memory.confirmed and rule.by == "progress"
         stage = Stage.QUIET if quiet >= limit / 4 else Stage.WATCHING
-        pace = min(self._settings.interval, max(SOONEST, limit / 2 - quiet))
+        pace = min(usual_pace(self._settings), max(SOONEST, limit / 2 - quiet))
         return self._decision(
             stage,
             self._quiet_words(rule, quiet),
@@ -205,10 +208,13 @@ class StallWatch:
             return False
         return not self._ranks.on_devices and self._sample_due(pace)
 
-    def _closer_due(self, rule: StallRule, quiet: float) -> bool:
-        """Whether to capture now, so that at the timeout nobody's class is open for lack of asking."""
+    def _closer_due(self, rule: StallRule, quiet: float, *, near: bool) -> bool:
+        """Whether to capture now, so that at the timeout nobody's class is open for lack of asking, and where it is `near` the report
+        need not wait.
+        """
         now, before = self._clock.now, self._closer_at
-        if self._memory.confirmed or not wants_closer(rule, quiet, self._ranks, now):
+        wanted = near or wants_closer(rule, quiet, self._ranks, now)
+        if self._memory.confirmed or not wanted:
             return False
         pause = AGAIN * rule.timeout.seconds if rule.by == "stillness" else 0.0
         if before is not None and now - before < max(pause, quiet):
@@ -216,7 +222,7 @@ class StallWatch:
         self._closer_at = now
         return True
 
-    def _suspect(self, rule: StallRule, quiet: float) -> StallDecision:
+    def _suspect(self, rule: StallRule, quiet: float, *, near: bool) -> StallDecision:
         left = rule.timeout.seconds - quiet
         early = rule.by == "stillness" and left > rule.timeout.seconds / 2
         pace = spacing(rule, over=early or left <= 0)
@@ -227,7 +233,7 @@ class StallWatch:
             rule=rule,
             quiet=quiet,
             sample=self._sample_due(pace),
-            capture=self._closer_due(rule, quiet),
+            capture=self._closer_due(rule, quiet, near=near),
             next_look=min(pace, left) if left > 0 else pace,
         )
 

@@ -124,6 +124,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     write_rate: WriteRate = msgspec.field(default_factory=WriteRate)
     written_before: int = 0  # bytes, when the job last moved
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
+    checkpoint_grew_since: float = -math.inf  # the look before that: they may have grown no later
 
     def note_device(self, has_device: bool) -> None:
         """Set whether the rank may use a GPU."""
@@ -135,7 +136,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         written = look.written_bytes - self.last.written_bytes
         grew = written > IO_RATE * max(0.0, now - self.looked_at)
         if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:
-            self.checkpoint_grew_at = now
+            self.checkpoint_grew_at, self.checkpoint_grew_since = now, self.looked_at
         self.last, self.looked_at = look, now
         self._classify(look)
         if look.device_progress is not None:
@@ -164,7 +165,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.signature = self.role = self.classified = self.device_moves = self.proved = None
             self.samples = self.samples_missed = 0
         self.sampled_at, self.rest = max(self.sampled_at, at), None
-        if self.checkpoint_grew_at <= at:
+        if (
+            self.checkpoint_grew_since <= at
+        ):  # what a step sends to other ranks counts as written, too
             self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def miss_sample(self) -> None:

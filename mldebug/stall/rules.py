@@ -56,6 +56,11 @@ ALL_PAUSE = (
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
 STANDS = 3.0  # seconds without a context switch after which a run may have come to a stand
 CLOSER = 0.6  # of the timeout, after which a native stack is asked about who may wait or work
+READY, AHEAD = (
+    0.75,
+    4.0,
+)  # of the timeout, or seconds before it: then ranks of which none moves are captured, and the report need not wait
+LOOKS = 10  # within a timeout that is set by hand
 AGAIN = 10.0  # timeouts until it is asked again in a run that tells no steps: it stops a rank for a moment
 SAMPLES = 10  # planned over a window, so that at least 8 fit
 LATER = 10.0  # seconds between samples after the confirmation
@@ -220,6 +225,27 @@ def wants_closer(rule: StallRule, quiet: float, ranks: RunActivity, now: float) 
     """
     limit = rule.timeout.seconds
     return CLOSER * limit <= quiet and ranks.any_open(now, limit / 4)
+
+
+def is_nearly_blamed(
+    rule: StallRule, quiet: float, standing: StillnessSummary, ranks: RunActivity, now: float
+) -> bool:
+    """Whether an incident opens in a moment unless a rank moves: a capture takes seconds (many where the machine is busy), and what is
+    begun now is there by then. `quiet`: seconds of quiet as `counted_quiet` gives them; `now`: the caller's clock, in seconds.
+    """
+    limit = max(rule.timeout.seconds, rule.patience)
+    if not standing.frozen or quiet < max(READY * limit, limit - AHEAD):
+        return False
+    return rule.by == "progress" and math.isinf(ranks.checkpoint_moved_at(now, rule.window))
+
+
+def usual_pace(settings: StallSettings) -> float:
+    """Seconds between two looks at a run that moves: what happened between them is known no more closely, and a short timeout counts from
+    there.
+    """
+    if settings.timeout == "auto":
+        return settings.interval
+    return min(settings.interval, settings.timeout / LOOKS)
 
 
 def _kept_waiting(rule: StallRule, ranks: RunActivity, now: float) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from mldebug.stall.signals import RunLook
+from mldebug.stall.signals import ProgressKind, RunLook
 from shared.stall.plots import FSYNC, save_in_pieces, trained
-from shared.stall.traces import LOADS, SAVES, SLEEPS, SPINS, watch
+from shared.stall.traces import LOADS, SAVES, SLEEPS, SPINS, TRAINS, Run, watch
 
 STALL = 60.0  # seconds of the trace at which the steps end
 
@@ -46,6 +46,21 @@ def test_a_hang_right_behind_a_checkpoint_is_blamed_on_time(chatter: float, step
     run = trained().play(5, {3: SAVES}, others=SPINS).train(steps)
     run.play(60, {3: LOADS._replace(writes=chatter)}, others=SPINS)
     assert watch(run.looks, timeout=15.0).opened[0] - (STALL + 5 + steps) <= 15.0 + 3
+
+
+@pytest.mark.parametrize("saves", [0, 6])
+def test_what_the_last_steps_sent_to_other_ranks_is_no_checkpoint(saves: int) -> None:
+    """It counts as written; of two looks 5 s apart the second one sees it, seconds after the last step. A save behind that step goes on."""
+    sends = TRAINS._replace(writes=2e6)
+    run = Run(ranks=2, interval=5.0).train(60, does=sends)
+    last = run.at + 1.0
+    run.signal(ProgressKind.RECORD, 100, at=last)
+    run.play(5.0, sends)
+    run.interval = 1.0  # closer looks at a run that is quiet
+    run.play(5.0 * saves, {1: SAVES})
+    run.play(60, {1: LOADS._replace(class_name="storage")})
+    opened = watch(run.looks, timeout=15.0, interval=5.0).opened[0] + run.looks[0].at
+    assert (opened - last <= 16) == (not saves)
 
 
 @pytest.mark.parametrize("every", [1, 4, 8])

@@ -71,3 +71,11 @@ def test_a_long_timeout_stays_as_it_is() -> None:
     story = story_of(training(RECORDED["lightning"]), 100.0)
     assert story.decisions[-1][1].timeout == 100.0
     assert story.decisions[-1][1].why_timeout == "stall.timeout in the config"
+
+
+@pytest.mark.parametrize(("timeout", "pace"), [(15.0, 1.5), (60.0, 5.0), ("auto", 5.0)])
+def test_a_short_timeout_is_counted_from_looks_as_close(timeout: float | str, pace: float) -> None:
+    """When a rank stood still first is known no more closely than two looks are apart."""
+    run = Run(ranks=2, interval=5.0).train(60)
+    story = watch(run.looks, timeout=timeout, interval=5.0)
+    assert story.decisions[-1][1].next_look == pytest.approx(pace)

@@ -206,7 +206,7 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
         False,
     ),
     "an elastic restart in the middle of suspicion": (
-        lambda: restart(trained().play(14, {3: SLEEPS})).play(60, RENDEZVOUS).train(60),
+        lambda: restart(trained().play(11, {3: SLEEPS})).play(60, RENDEZVOUS).train(60),
         {"timeout": 15.0},
         False,
     ),
@@ -251,7 +251,17 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
         True,
     ),
     "a pause shorter than the timeout": (
+        lambda: trained().play(25, {3: SLEEPS}).train(30),
+        {},
+        False,
+    ),
+    "a pause nearly as long as the timeout": (
         lambda: trained().play(28, {3: SLEEPS}).train(30),
+        {},
+        True,
+    ),
+    "a pause nearly as long as the timeout, others work": (
+        lambda: trained().play(28, {3: SLEEPS}, others=WORKS).train(30),
         {},
         False,
     ),

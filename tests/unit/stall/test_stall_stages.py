@@ -89,10 +89,10 @@ def test_a_capture_is_kept_at_the_timeout_and_at_the_blame_and_30_s_later() -> N
     assert story.captured == pytest.approx([75, 360, 390], abs=1)
 
 
-def test_the_inert_are_blamed_and_captured_twice() -> None:
+def test_the_inert_are_captured_shortly_before_they_are_blamed_then_and_30_s_later() -> None:
     story = watch(trained().play(90, {3: SLEEPS}).looks, timeout=15.0)
 
-    assert story.captured == pytest.approx([75, 105], abs=1)
+    assert story.captured == pytest.approx([71, 75, 105], abs=1)
     assert story.first(Stage.BLAMED).suspects == (3,)
 
 
@@ -106,7 +106,7 @@ def test_a_flight_recorder_that_may_still_come_is_looked_for_once_more() -> None
             captured.append(look.at)
             watcher.await_answer(True)
 
-    assert captured == pytest.approx([1075, 1105, 1165], abs=1)
+    assert captured == pytest.approx([1071, 1075, 1105, 1165], abs=1)
 
 
 def test_stalled_since_is_the_last_progress() -> None:
@@ -280,7 +280,8 @@ def test_auto_ends_before_the_evidence_dies(steps: int, blamed: int) -> None:
     run.collective_timeout = 32.0
     story = watch(run.play(400, {3: SLEEPS}).looks)
 
-    assert story.captured[0] == pytest.approx(steps - 1 + 24, abs=1)
+    before = 4 if blamed == 24 else 0  # where it is blamed then, it is captured a little earlier
+    assert story.captured[0] == pytest.approx(steps - 1 + 24 - before, abs=1)
     assert story.opened == pytest.approx([steps - 1 + blamed], abs=1)
     assert "a collective may end the job after 32 s" in story.first(Stage.BLAMED).why_timeout
 
