@@ -1,23 +1,39 @@
 """PyTorch without what a small job never uses: on PYTHONPATH of the tests' jobs, it takes two thirds off the start of each rank.
 
-Decompositions and shapes of tensors without data are for its compiler. They come when somebody asks for something in them. The
-compiler itself, which the first optimizer of a process imports only to say that no step is compiled, is as much work as all the
-rest: a small module says the same in its place, and becomes the compiler when somebody asks it for more.
+Decompositions and shapes of tensors without data are for its compiler; distributions, quantization, masked tensors and the help
+texts of tensors no job here uses. They come when somebody asks for something in them. The compiler itself, which the first optimizer
+of a process imports only to say that no step is compiled, is as much work as all the rest: a small module says the same in its
+place, and becomes the compiler when somebody asks it for more.
 """
 
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader, spec_from_loader
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 FIRST, LAST = "torch._C", "torch._native"  # of what `import torch` imports
-LATER = ("torch._decomp", "torch._meta_registrations", "torch.export", LAST)
+LATER = (
+    "torch._decomp",
+    "torch._meta_registrations",
+    "torch._tensor_docs",
+    "torch.distributions",
+    "torch.export",
+    "torch.masked",
+    "torch.nn.intrinsic",
+    "torch.nn.qat",
+    "torch.nn.quantizable",
+    "torch.nn.quantized",
+    "torch.quantization",
+    "pynvml",
+    LAST,
+)
 COMPILER = "torch._dynamo"
 # Whoever begins with these finds a circle of imports, unless all of LATER is there
-USERS = "torch._prims"
+USERS = ("torch._prims", "torch._refs")
 # What stands in a stack around functions that are not to be compiled, under the name of the compiler's file
 DISABLE = f"""{chr(10) * 1440}
 def disable(fn=None, recursive=True, *, reason=None, wrapping=True):
@@ -37,10 +53,14 @@ class Later:
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name in sys.modules and target is None:
+            return loaded(name)  # its parent was in LATER, and has run by now
         if name == FIRST:
+            find_modules_of_frames()
             gc.disable()  # all of it stays: not to look through it again and again is a tenth of the time
-        if name == USERS:
-            come()
+        if name in USERS:
+            come()  # which may have brought it
+            return loaded(name)
         if name == COMPILER:
             return NoCompiler.spec(path)
         if name.startswith(f"{COMPILER}."):
@@ -53,6 +73,21 @@ class Later:
         if name == LAST:
             complete()
         return spec
+
+
+def find_modules_of_frames() -> None:
+    """Quickly: to find one, `inspect` looks up the real path of each module's file, and so loads what is to come later."""
+    import inspect
+
+    whole = inspect.getmodule
+
+    def getmodule(asked: object, file: str | None = None) -> Any:
+        found = None
+        if isinstance(asked, FrameType):
+            found = sys.modules.get(str(asked.f_globals.get("__name__")))
+        return found or whole(asked, file)
+
+    inspect.getmodule = getmodule
 
 
 def come() -> None:
@@ -125,15 +160,25 @@ def submodule(name: str) -> ModuleSpec | None:
     """Whoever imports a part of the compiler gets all of it; the part is then there, unless it comes by itself."""
     if NoCompiler.waiting is not None:
         NoCompiler.waiting.become_real()
+    return loaded(name)
+
+
+def loaded(name: str) -> ModuleSpec | None:
+    """Of a module that is there, which must not run twice; nothing where it is not."""
     found = sys.modules.get(name)
-    return None if found is None else spec_from_loader(name, There(found))
+    if found is None:
+        return None
+    spec = spec_from_loader(name, There(found))
+    with suppress(AttributeError):  # of the compiler's settings
+        found.__spec__ = spec  # importlib prefers it
+    return spec
 
 
 class There:
     """A loader of what is loaded."""
 
     def __init__(self, module: ModuleType) -> None:
-        self.module, self.spec = module, module.__spec__
+        self.module, self.spec = module, getattr(module, "__spec__", None)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The one that is there."""
@@ -141,7 +186,8 @@ class There:
 
     def exec_module(self, module: ModuleType) -> None:
         """It has run; importlib has put its spec of this moment into it."""
-        module.__spec__ = self.spec
+        with suppress(AttributeError):
+            module.__spec__ = self.spec
 
 
 sys.meta_path.insert(0, Later)

@@ -38,6 +38,21 @@ def test_the_compiler_comes_when_it_is_asked_for(what: str, right: str, tmp_path
     assert output_of(code, environment_of_jobs(tmp_path)) == ["False", right, "True"]
 
 
+def test_what_no_job_uses_comes_when_it_is_asked_for(tmp_path: Path) -> None:
+    code = """
+names = ("torch.distributions.normal", "torch.ao.quantization.qconfig", "torch.masked.maskedtensor")
+print(*(one in sys.modules for one in names))
+print(torch.distributions.Normal(torch.zeros(1), 1).mean.item(), torch.masked.sum(torch.ones(2)).item())
+print(torch.quantization.default_qconfig is not None, torch.nn.quantized.Linear(2, 2).in_features)
+import inspect
+print(inspect.getmodule(sys._getframe()).__name__, inspect.getmodule(torch.nn.Linear).__name__)
+"""
+    false, *right = output_of(code, environment_of_jobs(tmp_path))
+    assert false == "False"
+    expected = ["False False False", "0.0 2.0", "True 2", "__main__ torch.nn.modules.linear"]
+    assert right == expected
+
+
 def test_what_is_not_compiled_stands_in_stacks_as_with_the_compiler(tmp_path: Path) -> None:
     code = "torch._disable_dynamo(lambda: [print(one.name, one.filename) for one in traceback.extract_stack()])()"
     light, *calls = output_of(code, environment_of_jobs(tmp_path))
