@@ -46,7 +46,7 @@ test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepS
 	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/training/test_frameworks.py tests/processes/training/test_frameworks_ranks.py tests/processes/training/test_jax.py tests/unit/diagnosis/test_package_waits.py $(ARGS)
 
 field-cases: $(STAMP) ## judge all evidence of tests/fixtures/field and write docs/field-cases.md anew
-	$(RUN) -m pytest --quiet tests/docs/test_field_cases_page.py --update-golden
+	$(RUN) -m pytest --quiet tests/unit/diagnosis/test_field_cases_page.py --update-golden
 
 check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .

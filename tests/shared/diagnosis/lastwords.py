@@ -6,6 +6,7 @@ lines in one log, with torch's mark or without, or a file for each rank; lines o
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -109,6 +110,12 @@ def outcomes_of(case: LastWords) -> Iterator[tuple[Play, ExitOutcome]]:
                 plan_of(case, play), WORLD, _dress(play), shuffle, file_each=play.log == "file"
             ),
         )
+
+
+@cache
+def known_outcomes(case: LastWords) -> tuple[tuple[Play, ExitOutcome], ...]:
+    """The same, once: two tests and the page look at them."""
+    return tuple(outcomes_of(case))
 
 
 def _dress(play: Play) -> Dress:

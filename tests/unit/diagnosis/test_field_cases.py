@@ -2,7 +2,15 @@
 
 import pytest
 
-from shared.diagnosis.fieldcases import ANSWERS, FIELD, Answer, Case, all_cases, answer, faults_of
+from shared.diagnosis.fieldcases import (
+    ANSWERS,
+    FIELD,
+    Answer,
+    Case,
+    all_cases,
+    faults_of,
+    known_answer,
+)
 from shared.diagnosis.lastwords import FOLDER as LAST_WORDS
 
 CASES = [(some.folder, one) for some in all_cases() for one in some.cases]
@@ -13,7 +21,7 @@ CASES = [(some.folder, one) for some in all_cases() for one in some.cases]
 )
 def test_a_case_is_answered_rightly(place: tuple[object, Case]) -> None:
     folder, case = place
-    given = answer(folder, case)  # type: ignore[arg-type]
+    given = known_answer(folder, case)  # type: ignore[arg-type]
     assert faults_of(case, given) == [], given.words
 
 

@@ -5,12 +5,11 @@ import re
 import msgspec
 import pytest
 
-from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import MldebugError
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.diagnose import diagnose
 from shared.diagnosis.builders import WAITER, capture, frame, process, rank, still
-from shared.diagnosis.fieldcases import all_cases
+from shared.diagnosis.fieldcases import all_cases, known_report
 
 DUMPS = [(some.folder, one) for some in all_cases() for one in some.cases if one.how == "dumps"]
 NOBODY_WAITS = re.compile(r"no(?: |ne of the )ranks? (?:seen )?waits? for another|\bnone waits for another", re.IGNORECASE)  # fmt: skip
@@ -33,7 +32,7 @@ def test_no_answer_to_evidence_from_the_field_says_more_than_it_shows(
     folder: object, case: object
 ) -> None:
     try:
-        report = judge(read_evidence(folder / case.input)).report  # type: ignore[operator,attr-defined]
+        report = known_report(folder / case.input)  # type: ignore[operator,attr-defined]
     except MldebugError:
         return
     assert _told_without_proof(report) == []
@@ -70,7 +69,7 @@ def test_code_outside_of_any_function_is_told_by_its_file_and_line() -> None:
 def test_a_report_that_says_too_much_is_found() -> None:
     """The check itself can fail."""
     folder, case = next(one for one in DUMPS if one[1].name == "all-in-backward")
-    report = judge(read_evidence(folder / case.input)).report
+    report = known_report(folder / case.input)
     for sentence, ranks in (("Rank 1 sleeps in <module>", report.ranks), ("no rank waits for another: ranks 0-3", (msgspec.structs.replace(report.ranks[0], role="unclear"),))):  # fmt: skip
         altered = msgspec.structs.replace(report, ranks=ranks, diagnosis=msgspec.structs.replace(report.diagnosis, summary=sentence))  # fmt: skip
         assert _told_without_proof(altered) == [sentence]

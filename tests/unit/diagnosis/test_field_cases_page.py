@@ -1,4 +1,4 @@
-"""docs/field-cases.md is made from the cases of tests/fixtures/field, and up to date."""
+"""docs/field-cases.md is made from the cases of tests/fixtures/field, and up to date. Here, where each case is judged by another test already."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from shared.diagnosis.fieldcases import all_cases, page
 
-PAGE = Path(__file__).parents[2] / "docs/field-cases.md"
+PAGE = Path(__file__).parents[3] / "docs/field-cases.md"
 
 
 @pytest.mark.timeout(900)
