@@ -92,7 +92,8 @@ def slow_disk(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
         file.truncate(32 << 20)
     subprocess.run(["mkfs.ext4", "-q", str(source / "image")], check=True)
     daemon = subprocess.Popen(["bindfs", "-f", "-o", "direct_io", str(source), str(between)])
-    with contextlib.suppress(PermissionError):  # else a busy machine makes the disk slow before we do
+    # else a busy machine makes the disk slow before we do
+    with contextlib.suppress(PermissionError):
         os.sched_setscheduler(daemon.pid, os.SCHED_RR, os.sched_param(1))
     try:
         while not between.is_mount():
