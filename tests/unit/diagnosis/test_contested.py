@@ -49,7 +49,7 @@ def test_what_another_process_holds_or_made_is_nobodys_surely(words: str) -> Non
         "BlockingIOError: [Errno 11] Resource temporarily unavailable",
         "OSError: [Errno 16] Device or resource busy: '/dev/nvme1n1'",
         "OSError: [Errno 122] Disk quota exceeded: '/out/checkpoint-500'",
-        "torch.AcceleratorError: CUDA error: invalid device ordinal",
+        "torch.AcceleratorError: CUDA error: invalid argument",
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
         "KeyError: 'lock'",
         "lmdb.InvalidError: /data/train.lmdb: MDB_INVALID: File is not an LMDB file",
