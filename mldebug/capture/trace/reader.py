@@ -15,6 +15,7 @@ import msgspec
 from mldebug.capture.trace.layout import (
     HEAD_SIZE,
     HEADER_SIZE,
+    MAX_NAMES_SIZE,
     MAX_STEP,
     UNKNOWN,
     ChunkHead,
@@ -44,6 +45,8 @@ TimedRecord = tuple[
     int, int, int, ChunkHead, TraceRecord | None
 ]  # time, sequence, place in the chunk
 NAMES_AT_ONCE = 256 << 10  # bytes of the table that are read at first; most programs need no more
+MOST_NAMES = 4 << 20  # bytes of it for a tail; functions that stand behind them have no name there
+MOST_CHUNKS = 8 << 20  # bytes of chunks for a tail; of 64 threads as they are written half of it
 MAX_THREADS = 64  # whose last chunks are read for a tail
 _OPEN = 1 << 63  # later than any time
 
@@ -186,13 +189,20 @@ def read_ends(read: Read, last: int, heads: Heads) -> Ring:
     """
     header = read_header(read)
     chunks = _chunks(read_heads(read, header, heads))
-    return _ring(read, header, chunks, _read_ends(read, header, chunks, last), cut=True)
+    taken = _read_ends(read, header, chunks, last)
+    return _ring(read, header, chunks, taken, cut=True, most=MOST_NAMES)
 
 
 def _ring(
-    read: Read, header: RingHeader, chunks: Sequence[_Chunk], taken: Taken, *, cut: bool
+    read: Read,
+    header: RingHeader,
+    chunks: Sequence[_Chunk],
+    taken: Taken,
+    *,
+    cut: bool,
+    most: int = MAX_NAMES_SIZE,
 ) -> Ring:
-    names, broken = _names(read, header, max(_ids(taken), default=-1))
+    names, broken = _names(read, header, max(_ids(taken), default=-1), most)
     return Ring(
         header=header,
         events=ListedEvents(by_time(_by_thread(taken), names)),
@@ -228,11 +238,16 @@ def newest(read: Read, header: RingHeader, heads: bytes) -> int | None:
     newest chunk of at most 64 threads. `heads`: the headers of all chunks of the ring file, as bytes.
     """
     times: list[int] = []
-    for number, sequence in last_chunks(heads)[:MAX_THREADS]:
+    for number, sequence in last_chunks(heads)[: _so_many(header)]:
         data = read(header.chunks_at + number * header.chunk_size, header.chunk_size)
         at = newest_time(data, sequence) if data[:4] == sequence.to_bytes(4, "little") else None
         times += [] if at is None else [at]
     return max(times, default=None)
+
+
+def _so_many(header: RingHeader) -> int:
+    """Of how many threads the last chunk is read: half of `MOST_CHUNKS`, the other half is the main thread's."""
+    return min(MAX_THREADS, max(1, MOST_CHUNKS // 2 // header.chunk_size))
 
 
 # --- chunks ----------------------------------------------------------------------------------------
@@ -267,10 +282,11 @@ def _read_ends(read: Read, header: RingHeader, chunks: Sequence[_Chunk], last: i
     """The last chunk of each thread, and of the main thread as many as hold so many records."""
     open_ = [chunk for chunk in chunks if chunk.until == _OPEN]
     open_.sort(key=lambda chunk: (not chunk.head.main, -chunk.head.sequence))
-    taken = [(one.head, _records(read, header, one.head)) for one in open_[:MAX_THREADS]]
+    taken = [(one.head, _records(read, header, one.head)) for one in open_[: _so_many(header)]]
     have = len(taken[0][1]) if taken and taken[0][0].main else last
+    most = MOST_CHUNKS // header.chunk_size
     for chunk in chunks:
-        if have >= last:
+        if have >= last or len(taken) >= most:
             break
         if chunk.head.main and chunk.until != _OPEN:
             taken.append((chunk.head, _records(read, header, chunk.head)))
@@ -302,15 +318,16 @@ def _ids(taken: Iterable[tuple[ChunkHead, list[TraceRecord]]]) -> Iterator[int]:
 
 
 def _names(
-    read: Read, header: RingHeader, highest: int
+    read: Read, header: RingHeader, highest: int, most: int
 ) -> tuple[Mapping[int, TracedFunction], str]:
     """As much of the table as the records need."""
-    size = min(NAMES_AT_ONCE, header.names_size)
+    whole = min(header.names_size, most)
+    size = min(NAMES_AT_ONCE, whole)
     while True:
         names, broken = parse_names(read(header.names_at, size))
-        if size >= header.names_size or max(names, default=-1) >= highest:
+        if size >= whole or max(names, default=-1) >= highest:
             return names, broken if size >= header.names_size else ""
-        size = min(size * 4, header.names_size)
+        size = min(size * 4, whole)
 
 
 def _by_thread(taken: Taken) -> list[Iterator[TimedRecord]]:

@@ -29,8 +29,8 @@ from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.capture.trace.collector import TraceCollector
-from mldebug_agents.capture.trace.ring_file import default_name
+from mldebug_agents.capture.trace.collector import MOST_SECONDS, TraceCollector
+from mldebug_agents.capture.trace.ring_file import MAX_CHUNKS, RingReader, default_name, living
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -101,6 +101,58 @@ def tail_of(some: TraceCollector, rank: RankIdentity) -> TraceTail | None:
 
 def found(rank: RankIdentity) -> Discovery:
     return Discovery(jobs=(captured(rank).job,))
+
+
+# --- what they may cost ---------------------------------------------------------------------------
+
+
+def test_a_ring_of_a_million_chunks_is_not_read(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """A sparse file, of which each rank of a user may have one: eight seconds and 600 MiB at a capture, and half a second of each look."""
+    rank = identity(sleeper.pid)
+    for count, is_read in (MAX_CHUNKS, True), (MAX_CHUNKS + 1, False):
+        data = bytearray(its_ring(rank))
+        struct.pack_into("<QQQQII", data, 16, 1 << 40, 4096, 0, 4096, 512, count)
+        (tmp_path / "any.name").write_bytes(data)
+        os.truncate(tmp_path / "any.name", 4096 + 512 * count)
+        reading = RingReader(reader, living(HOST, rank)[0], rank, HOST.rights.of(rank), "")
+        if is_read:
+            assert reading.check().chunks == count
+            continue
+        with pytest.raises(ValueError, match="chunks, and an agent reads"):
+            reading.written_ns()
+        with pytest.raises(ValueError, match="chunks, and an agent reads"):
+            reading.ends(3)
+
+
+def test_one_owner_s_thousand_rings_take_no_more_of_a_look_than_his_share() -> None:
+    """Another's is read in each look, and each of the thousand in turn; until then it has the time of its last read."""
+    now, seen = [0.0], []
+
+    class Slow(TraceCollector):
+        def _written(self, rank: RankIdentity) -> float | None:
+            now[0] += 0.1
+            seen.append(rank.pid)
+            return now[0]
+
+    def job(uid: int, first: int, count: int) -> Job:
+        ranks = tuple(
+            RankIdentity(rank=n, world_size=count, pid=first + n, start_ticks=1, uid=uid)
+            for n in range(count)
+        )
+        return Job(id=str(uid), name="train.py", launcher="torchrun", ranks=ranks, uid=uid)
+
+    traces = Slow(HOST, None, clock=lambda: now[0])  # type: ignore[arg-type]
+    found = Discovery(jobs=(job(1, 1000, 30), job(2, 5000, 1)))
+    first = traces.update(found)
+    assert now[0] < 2 * MOST_SECONDS + 0.2
+    assert 5000 in first
+    for _ in range(12):
+        after = traces.update(found)
+    assert seen.count(5000) == 13
+    assert set(after) == {*range(1000, 1030), 5000}
+    assert max(map(seen.count, range(1000, 1030))) <= 2
 
 
 # --- where they are --------------------------------------------------------------------------------

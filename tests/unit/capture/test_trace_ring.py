@@ -21,7 +21,7 @@ from mldebug.capture.trace.line_format import lines
 from mldebug.capture.trace.merge import merge, numbered
 from mldebug.capture.trace.merge_text import merged_lines
 from mldebug.capture.trace.open_files import open_ring
-from mldebug.capture.trace.reader import Read, read_ends, read_last, read_whole
+from mldebug.capture.trace.reader import MOST_CHUNKS, Read, read_ends, read_last, read_whole
 from mldebug.capture.trace.records import ListedEvents, Ring, RingHeader, TraceEventKind
 from mldebug.capture.trace.spans import edges
 from mldebug.capture.trace.verbs import tree_lines
@@ -646,3 +646,22 @@ def test_the_quick_look_takes_each_threads_last_chunk() -> None:
     chunks = [Chunk(5, 1, []), None, Chunk(9, 2, []), Chunk(3, 1, []), Chunk(2, 2, [])]
     heads = b"".join(rings.chunk(one)[:64] for one in chunks)
     assert layout.last_chunks(heads + b"cut") == [(2, 9), (0, 5)]
+
+
+def test_chunks_of_a_megabyte_take_no_more_than_those_that_are_written() -> None:
+    """Of 64 threads, each with a chunk full of records: 764 MiB and twelve seconds of a capture, for each rank."""
+    size, read_bytes = 1 << 20, 0
+    header = bytearray(rings.ring([])[:4096])
+    struct.pack_into("<QQQQII", header, 16, 4096 + 64 * size, 4096, 0, 4096, size, 64)
+    heads = [struct.pack("<IIQqQII24s", n, n, 0, 1, n, 0, 1, b"x") for n in range(1, 65)]
+
+    def read(at: int, wanted: int) -> bytes:
+        nonlocal read_bytes
+        read_bytes += wanted
+        number, within = divmod(at - 4096, size)
+        data = bytes(header) if at < 4096 else heads[number] if not within else b""
+        return data[:wanted].ljust(wanted, b"\0")
+
+    whole = read_ends(read, 100, lambda _: b"".join(heads))
+    assert len(whole.threads) == 64
+    assert read_bytes < MOST_CHUNKS + 65_536

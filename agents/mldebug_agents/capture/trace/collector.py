@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from mldebug.capture.trace.line_format import SHOWN, is_source, nth_line, trace_tail
-from mldebug.core.model import Gap, NodeCapture, RankCapture, RankIdentity, TraceTail
+from mldebug.core.model import Gap, Job, NodeCapture, RankCapture, RankIdentity, TraceTail
+from mldebug.jobs.owners import Owner, owner_of
 from mldebug_agents.capture.trace.ring_file import (
     RingLocation,
     RingReader,
@@ -41,6 +42,7 @@ MAX_DEAD = 64  # of one job
 Key = tuple[int, int]  # pid, start
 MAX_BYTES = 1 << 20  # of one file
 MAX_FILES = 16  # of one rank
+MOST_SECONDS = 0.25  # in which the traces of one owner's ranks are looked for and read in one look
 
 
 class TraceCollector:
@@ -64,11 +66,13 @@ class TraceCollector:
         self._lock = threading.Lock()
         self._locations: dict[Key, RingLocation] = {}
         self._without: dict[Key, float] = {}  # when to ask again
+        self._times: dict[Key, float | None] = {}  # when each was last written, as last read
 
     def update(self, found: Discovery, wanted: Collection[str] | None = None) -> dict[int, float]:
         """Look for the trace files of all ranks of this node, or those of the `wanted` jobs (by id).
 
-        Returns by pid the unix time of the newest record, for the ranks that have one.
+        Returns by pid the unix time of the newest record, for the ranks that have one. Ranks for which an owner's `MOST_SECONDS` did
+        not suffice keep the time that was read last, and come first the next time.
         """
         ranks = [rank for job in found.jobs for rank in job.ranks]
         here = {_key(rank) for rank in ranks}
@@ -77,8 +81,23 @@ class TraceCollector:
             for key in list(self._locations)[:-MAX_KNOWN]:
                 del self._locations[key]
         jobs = [job for job in found.jobs if wanted is None or job.id in wanted]
-        times = {rank.pid: self._written(rank) for job in jobs for rank in job.ranks}
-        return {pid: at for pid, at in times.items() if at is not None}
+        here = {_key(rank) for job in jobs for rank in job.ranks}
+        self._times = {key: at for key, at in self._times.items() if key in here}
+        self._read_in_turns(jobs)
+        return {pid: at for (pid, _), at in self._times.items() if at is not None}
+
+    def _read_in_turns(self, jobs: Iterable[Job]) -> None:
+        """Who was read last is read again last."""
+        order = {key: place for place, key in enumerate(self._times)}
+        ranks = [(rank, owner_of(job)) for job in jobs for rank in job.ranks]
+        ranks.sort(key=lambda one: order.get(_key(one[0]), -1))
+        left: dict[Owner, float] = {}
+        for rank, owner in ranks:
+            began = self._clock()
+            if left.setdefault(owner, MOST_SECONDS) > 0:
+                self._times.pop(_key(rank), None)
+                self._times[_key(rank)] = self._written(rank)
+                left[owner] -= self._clock() - began
 
     def add(self, taken: NodeCapture, left: Callable[[], float]) -> NodeCapture:
         """The capture, with the last calls of every traced rank, and in its `gaps` the reasons for traces that could not be read.

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mldebug.capture.trace.layout import HEAD_SIZE, HEADER_SIZE, MAX_CHUNKS, PREFIX
+from mldebug.capture.trace.layout import HEAD_SIZE, HEADER_SIZE, PREFIX
 from mldebug.capture.trace.reader import newest, read_ends, read_header
 from mldebug.capture.trace.records import Ring, RingHeader
 from mldebug.core.model import RankIdentity
@@ -21,6 +21,7 @@ from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH)
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written
+MAX_CHUNKS = 16_384  # of a ring that an agent reads: a GiB as they are made; the heads of all are read each time
 MAX_CANDIDATES = 16  # open files of one process that are looked into
 
 
@@ -129,7 +130,7 @@ class RingReader:
 
     def heads(self, header: RingHeader) -> bytes:
         """Read the begin (`HEAD_SIZE` bytes) of each chunk of the call-trace file that `header` describes: all of them, one after the other."""
-        count = min(header.chunks, MAX_CHUNKS)
+        count = header.chunks
         where = (self.place.path, header.chunks_at, header.chunk_size)
         data = self._reader.read_heads(*where, rights=self._rights, count=count)
         if isinstance(data, Unreadable):
@@ -137,13 +138,15 @@ class RingReader:
         return data[: count * HEAD_SIZE]
 
     def check(self) -> RingHeader:
-        """Read and return the header. ValueError where it names another process, or an earlier boot."""
+        """Read and return the header. ValueError where it names another process, an earlier boot, or more than `MAX_CHUNKS` chunks."""
         header = read_header(self.read)
         inside = self._rank.namespace_pid or self._rank.pid
         if (header.pid, header.start_ticks) != (inside, self._rank.start_ticks):
             raise ValueError(f"it is the ring of pid {header.pid}, started at {header.start_ticks}")
         if header.boot_id and self._boot_id and header.boot_id != self._boot_id:
             raise ValueError("it was written before this boot")
+        if header.chunks > MAX_CHUNKS:
+            raise ValueError(f"it has {header.chunks:,} chunks, and an agent reads {MAX_CHUNKS:,}")
         return header
 
     def ends(self, last: int) -> Ring:
