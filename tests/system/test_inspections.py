@@ -27,6 +27,7 @@ from system.test_peers import NAMES, STRIKE, Agent, agents, whole
 pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(500)]
 JOB = "train.py"
 HOOK = (*MLDEBUG, "run", "--")
+ARMED = (*MLDEBUG, "run", "--memory-history", "--")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,20 +64,21 @@ class Site(NamedTuple):
 
 
 @contextmanager
-def site(folder: Path, *options: str, hook: bool = True) -> Iterator[Site]:
+def site(folder: Path, *options: str, before: Sequence[str] = HOOK) -> Iterator[Site]:
+    """`before`: words in front of each rank's."""
     with network(NAMES) as hosts:
         for host in hosts.values():  # ranks of two hosts may have one pid and one start, and so one name in a folder that both have
             subprocess.run(host.inside("mount", "-t", "tmpfs", "tmpfs", "/dev/shm"), check=True)
         with agents(hosts, folder) as found:
-            yield from job(hosts, found, folder, options, hook=hook)
+            yield from job(hosts, found, folder, options, before)
 
 
 def job(
-    hosts: Mapping[str, NetworkHost], found: dict[str, Agent], folder: Path, options: Sequence[str], *, hook: bool
+    hosts: Mapping[str, NetworkHost], found: dict[str, Agent], folder: Path, options: Sequence[str], before: Sequence[str]
 ) -> Iterator[Site]:  # fmt: skip
     """Two ranks on each of the first two hosts, which step."""
     some = [hosts["n1"], hosts["n2"]]
-    with job_on(some, folder / "job", 2, *options, before=HOOK if hook else ()) as events:
+    with job_on(some, folder / "job", 2, *options, before=before) as events:
         made = Site(found, events)
         wait_for("the first steps", lambda: min(map(made.step, range(4))) > 3, STRIKE)
         wait_for("all to know its ranks", lambda: known(found["n3"]), 60)
@@ -234,7 +236,7 @@ def evidence(agent: Agent) -> list[Path]:
 
 
 def test_two_who_ask_at_once_and_a_job_without_the_hook(tmp_path: Path) -> None:
-    with site(tmp_path, *PACE, hook=False) as here, ThreadPoolExecutor() as pool:
+    with site(tmp_path, *PACE, before=()) as here, ThreadPoolExecutor() as pool:
         words = ("profile", "--job", JOB, "--ranks", "2", "--seconds", "20")
         first = pool.submit(here.answer, "n1", *words)
         host = here.agents["n2"].host
@@ -296,7 +298,7 @@ WAYS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 def test_who_goes_has_nobody_sampled_any_longer(tmp_path: Path) -> None:
     """By each way to go, at last the agent that he asked: py-spy ends on all nodes, and the next may ask at once."""
     words = ("--job", JOB, "--ranks", "1,2", "--cluster")
-    with site(tmp_path, *PACE, hook=False) as here:
+    with site(tmp_path, *PACE, before=()) as here:
         nodes = [here.agents[name].host for name in ("n1", "n2")]
         for number in (*WAYS, None):
             asker = begun(here.agents["n3"], "profile", *words, "--seconds", "60")
@@ -337,7 +339,7 @@ def whys(here: Site) -> set[str]:
 
 def test_a_network_that_is_cut_ends_it_on_the_nodes(tmp_path: Path) -> None:
     """Nobody says that the asker is lost: the nodes notice it by themselves, and by both ways."""
-    with site(tmp_path, *PACE, hook=False) as here:
+    with site(tmp_path, *PACE, before=()) as here:
         node = here.agents["n2"].host
         asker = begun(here.agents["n3"], "profile", "--job", JOB, "--ranks", "2", "--cluster", "--seconds", str(MOST_SECONDS))  # fmt: skip
         wait_for("py-spy to sample it", lambda: sampled(node), 60)

@@ -19,7 +19,7 @@ from mldebug_agents.system.gone import GONE, LOOK, Gone, never
 
 NAME = "inspection"
 MARGIN = 30.0  # seconds for the child to begin, and to capture the job
-ENDING = 10.0  # seconds in which it takes back what it has asked of ranks, when nobody waits for the answer any more
+ENDING = 10.0  # seconds in which it takes back what it has asked of ranks, when nobody waits for the answer any more, or the agent ends
 
 
 class InspectionTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def in_child(spawner: WorkerStarter, config: Callable[[], Config]) -> NodeInspec
         )
         decoder = msgspec.msgpack.Decoder(InspectionOutcome)
         try:
-            worker = spawner.fork_worker(NAME)
+            worker = spawner.fork_worker(NAME, leave=ENDING)
             link = ChildLink(worker.socket, decoder, max_body=MAX_BODY + most)
             try:
                 link.send(task)

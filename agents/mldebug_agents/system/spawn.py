@@ -149,15 +149,17 @@ class Spawner:
             reason = getattr(error, "strerror", None) or str(error)
             return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
 
-    def fork_worker(self, name: str) -> ForkedWorker:
-        """Fork a child that runs the worker function registered under this name.
+    def fork_worker(self, name: str, leave: float = 0.0) -> ForkedWorker:
+        """Fork a child that runs the worker function registered under this name. `leave`: seconds that it has to take back what it has begun
+        after this process has ended, or has sent it SIGTERM at its own end.
 
         Raises OSError where the helper is gone.
         """
         ours, theirs = socket.socketpair()
         try:
-            request = HelperRequest(next(self._numbers), worker=name)
+            request = HelperRequest(next(self._numbers), worker=name, leave=leave)
             child = self._launch(request, (theirs.fileno(),), (name,))
+            child.leaves = leave > 0
         except OSError:
             ours.close()
             raise
@@ -185,7 +187,7 @@ class Spawner:
         return (*self._roster.inherited(), *survivors(children, GRACE))
 
     def clear(self, spare: ForkedWorker | None = None) -> tuple[Leftover, ...]:
-        """Kill all children but `spare`, and start no more.
+        """Kill all children but `spare`, and start no more. Those that have something to take back are asked to end.
 
         Waits half a second at most. Returns those that could not be ended.
         """
@@ -195,7 +197,9 @@ class Spawner:
         children = [one for one in living if one.pid != spared]
         pids = {one.pid for one in children}
         for child in self._roster.recent():
-            if child.pid in pids:
+            if child.pid in pids and child.leaves:
+                _ask_to_end(child.pid)
+            elif child.pid in pids:
                 self._kill(child)
         return (*self._roster.inherited(), *survivors(children, GRACE))
 
@@ -359,3 +363,9 @@ def _leads_session(pid: int) -> bool:
         return os.getsid(pid) == pid
     except OSError:
         return False  # it has ended
+
+
+def _ask_to_end(pid: int) -> None:
+    if _leads_session(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(pid, signal.SIGTERM)

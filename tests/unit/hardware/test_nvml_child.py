@@ -441,7 +441,7 @@ class SlowStarter:
         self._spawner = spawner
         self.requests, self.go = threading.Event(), threading.Event()
 
-    def fork_worker(self, name: str) -> ForkedWorker:
+    def fork_worker(self, name: str, leave: float = 0.0) -> ForkedWorker:
         self.requests.set()
         assert self.go.wait(PATIENT)
         return self._spawner.fork_worker(name)

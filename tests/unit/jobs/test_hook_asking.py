@@ -151,7 +151,7 @@ def test_who_is_interrupted_takes_back_what_he_has_asked_and_nothing_of_others(
     orders: list[tuple[str, Any]] = []
 
     def place(spawner: object, order: HookRequestFile) -> bool:
-        orders.append((order.verb, json.loads(order.data or b"{}").get("what")))
+        orders.append((order.verb, json.loads(order.data).get("what")))
         return len(orders) != 2
 
     class Interrupted(RankReader):
@@ -164,13 +164,37 @@ def test_who_is_interrupted_takes_back_what_he_has_asked_and_nothing_of_others(
     reader = Interrupted([{"state": "accepted"}] * 3)
     with pytest.raises(KeyboardInterrupt):
         hook_requests(reader, monkeypatch).ask([rank(1), rank(2)], StepOrder(what="profile"), same)
-    assert orders == [("write", "profile"), ("write", "profile"), ("remove", None), ("write", "cancel")]  # fmt: skip
+    assert orders == [("write", "profile"), ("write", "profile"), ("remove", "profile"), ("write", "cancel")]  # fmt: skip
 
 
-def test_a_missing_right_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", [KeyboardInterrupt(), AccessError("Permission denied")])
+def test_what_was_asked_is_taken_back_when_the_next_rank_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, why: BaseException
+) -> None:
+    """Interrupted while the second request is laid down, it may lie there: both are taken back, and only what has this request's content."""
+    orders: list[HookRequestFile] = []
+
     def place(spawner: object, order: HookRequestFile) -> bool:
-        raise AccessError("/dev/shm of the rank: Permission denied")
+        orders.append(order)
+        if len(orders) == 2:
+            raise why
+        return True
 
     monkeypatch.setattr(request_child, "place", place)
-    with pytest.raises(AccessError):
-        hook_requests(RankReader([{}]), monkeypatch).ask([rank(1)], StepOrder(what="profile"), same)
+    reader = RankReader([{"state": "accepted"}])
+    with pytest.raises(type(why)):
+        hook_requests(reader, monkeypatch).ask([rank(1), rank(2)], StepOrder(what="profile"), same)
+    assert [one.verb for one in orders] == ["write", "write", *["remove", "write"] * 2]
+    assert {one.data for one in orders if one.verb == "remove"} == {orders[0].data}
+    assert [json.loads(one.data)["what"] for one in orders[3::2]] == ["cancel", "cancel"]
+
+
+@pytest.mark.parametrize(("mine", "left"), [(b"{}", []), (b"another", [NAME])])
+def test_a_request_is_taken_back_where_it_is_ones_own(
+    root: Path, mine: bytes, left: list[str]
+) -> None:
+    assert write(root) == HookRequestReply()
+    owner = Rights(os.getuid(), os.getgid())
+    order = HookRequestFile(verb="remove", root=str(root), name=NAME, owner=owner, data=mine)
+    assert carry_out(order) == HookRequestReply()
+    assert [one.name for one in (root / "dev/shm").iterdir()] == left

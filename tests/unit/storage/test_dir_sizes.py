@@ -378,7 +378,7 @@ class Hands:
         self.threads: list[threading.Thread] = []
         self.serve: Callable[[socket.socket], None] = serve
 
-    def fork_worker(self, name: str) -> "Hands":
+    def fork_worker(self, name: str, leave: float = 0.0) -> "Hands":
         assert name == "trees"
         self.socket, theirs = socket.socketpair()
         self.started.append(theirs)

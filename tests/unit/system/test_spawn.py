@@ -334,6 +334,40 @@ def test_nothing_outlives_a_killed_main_process(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(state, pids)))
 
 
+TAKING_BACK = """
+import sys, time
+from pathlib import Path
+from mldebug_agents.system.spawn import Spawner
+
+def hung_up(connection):
+    connection.sendall(b"begun")
+    connection.recv(1)
+    time.sleep(0.3)
+    Path(sys.argv[1], "back").touch()
+    time.sleep(1000)
+
+spawner = Spawner({"hung-up": hung_up})
+worker = spawner.fork_worker("hung-up", leave=1.0)
+worker.socket.recv(5)
+while worker.pid is None: time.sleep(0.01)
+print(spawner.helper_pid, worker.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_worker_takes_back_what_it_has_begun_when_the_main_process_is_killed(
+    tmp_path: Path,
+) -> None:
+    """And one that takes longer than it may is killed."""
+    argv = [sys.executable, "-c", TAKING_BACK, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout
+        pids = [int(word) for word in main.stdout.readline().split()]
+        main.kill()
+    wait_until((tmp_path / "back").exists)
+    wait_until(lambda: not any(map(state, pids)))
+
+
 def test_close_ends_helper_and_children() -> None:
     spawner = Spawner()
     run = Background(spawner, ["/bin/sleep", "1000"], timeout=60)

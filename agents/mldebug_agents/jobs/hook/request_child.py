@@ -26,9 +26,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HookRequestFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to the child: write `data` to a new file `name` in the /dev/shm of process `pid`, or remove it.
+    """An order to the child: write `data` to a new file `name` in the /dev/shm of a process, or remove the one that has this content.
 
-    `root`: the path of that process's root; `owner`: the user of the rank.
+    `root`: the path of that process's root; `owner`: the user of the rank. Without `data`, a file of any content is removed.
     """
 
     verb: Literal["write", "remove"]
@@ -82,7 +82,7 @@ def carry_out(order: HookRequestFile) -> HookRequestReply:
             handle = os.dup(found)
         become(order.owner)
         if order.verb == "remove":
-            os.unlink(order.name, dir_fd=handle)
+            _remove(handle, order)
         else:
             _write(handle, order)
     except FileExistsError:
@@ -106,6 +106,17 @@ def _write(handle: int, order: HookRequestFile) -> None:
     except OSError:  # a full /dev/shm: an empty request would keep out all others
         os.unlink(order.name, dir_fd=handle)
         raise
+    finally:
+        os.close(file)
+
+
+def _remove(handle: int, order: HookRequestFile) -> None:
+    """Another's request stays: its asker waits for the answer."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(order.name, flags, dir_fd=handle)
+    try:
+        if os.read(file, MAX_REQUEST) == order.data[:MAX_REQUEST] or not order.data:
+            os.unlink(order.name, dir_fd=handle)
     finally:
         os.close(file)
 

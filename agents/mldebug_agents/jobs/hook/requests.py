@@ -93,8 +93,8 @@ class HookRequests:
         """Have these ranks carry out the order, all at once, and return what `digest` makes of each one's result, by rank. Results
         are read one after the other, so that only one is held whole.
 
-        Raises AccessError where this user may not ask them. Where it is interrupted (KeyboardInterrupt, SystemExit), the ranks are told
-        that nobody waits any more.
+        Raises AccessError where this user may not ask them. Whatever ends it early, Ctrl-C, too: all ranks that were asked are told that
+        nobody waits any more.
         """
         number = secrets.randbelow(2**31 - 1) + 1
         with ExitStack() as stack:
@@ -102,12 +102,15 @@ class HookRequests:
             found = {rank: HookResult(failure=NO_HOOK) for rank, one in held.items() if one is None}
             targets = {rank: one for rank, one in held.items() if one is not None}
             waiting: dict[int, SignalTarget] = {}
-            with self._recalled(waiting, number):
+            data = _request(number, order)
+            with self._recalled(waiting, number, data):
                 for rank, target in targets.items():
-                    if why := self._send(target, order, number):
+                    waiting[rank] = (
+                        target  # before: who is interrupted meanwhile may have laid it down
+                    )
+                    if why := self._send(target, data):
                         found[rank] = HookResult(failure=why)
-                    else:
-                        waiting[rank] = target
+                        del waiting[rank]
                 answers = self._answers(waiting, order, number)
             return {
                 one.rank: digest(
@@ -117,25 +120,25 @@ class HookRequests:
             }
 
     @contextmanager
-    def _recalled(self, waiting: Mapping[int, SignalTarget], number: int) -> Iterator[None]:
-        """Take the request back from those that have it (`waiting`) where the block is interrupted: a rank that has not taken it finds none, one
-        that works on it stops.
+    def _recalled(
+        self, asked: Mapping[int, SignalTarget], number: int, data: bytes
+    ) -> Iterator[None]:
+        """Take the request `data` back from those who may have it (`asked`) where the block does not come to its end: a rank that has not
+        taken it finds none, one that works on it stops.
         """
         try:
             yield
-        except (KeyboardInterrupt, SystemExit):
+        except BaseException:
             cancel = json.dumps({"layout": 1, "number": number, "what": CANCEL}).encode()
-            for target in waiting.values():
-                self._withdraw(target)
+            for target in asked.values():
+                self._withdraw(target, data)
                 with suppress(MldebugError, OSError):
                     if self._place("write", target, cancel):
                         self._signals.ask(target, target.beat.signal or 0)
             raise
 
-    def _send(self, target: SignalTarget, order: StepOrder, number: int) -> str:
+    def _send(self, target: SignalTarget, data: bytes) -> str:
         """Lay the request down and signal the rank; returns why that failed, "" where it did not."""
-        request = {"layout": 1, "number": number, **msgspec.structs.asdict(order)}
-        data = json.dumps(request).encode()
         try:
             if not self._place("write", target, data):
                 return "somebody else asks it at this moment"
@@ -148,10 +151,10 @@ class HookRequests:
             return error.message
         except OSError as error:
             why = f"it cannot be signalled: {error.strerror or error}"
-        self._withdraw(target)
+        self._withdraw(target, data)
         return why
 
-    def _place(self, verb: str, target: SignalTarget, data: bytes = b"") -> bool:
+    def _place(self, verb: str, target: SignalTarget, data: bytes) -> bool:
         order = HookRequestFile(
             verb="write" if verb == "write" else "remove",
             root=self._host.root_of(target.pid),
@@ -176,6 +179,8 @@ class HookRequests:
                         taken[rank] = answer
                     mine = taken.get(rank)
                     state = self._state(target, mine, self._clock() - began, order)
+                    if state == DEAF:
+                        self._withdraw(target, _request(number, order))
                     if state is not None:
                         found[rank] = state
             time.sleep(PAUSE)
@@ -190,7 +195,6 @@ class HookRequests:
         if self._gone(target):
             return "it ended meanwhile"
         if answer is None and waited > ACCEPTED:
-            self._withdraw(target)
             return DEAF
         if waited > order.seconds + ACCEPTED and self._is_still(target):
             return NO_STEP.format(order.seconds)
@@ -200,9 +204,10 @@ class HookRequests:
         now = self._host.brief(target.pid)
         return now is None or now.state in "ZX" or now.start_ticks != target.identity.start_ticks
 
-    def _withdraw(self, target: SignalTarget) -> None:
+    def _withdraw(self, target: SignalTarget, data: bytes) -> None:
+        """Remove the request, where it is this one that lies there."""
         try:
-            self._place("remove", target)
+            self._place("remove", target, data)
         except MldebugError:
             return  # the hook does not believe it a minute later
 
@@ -242,3 +247,8 @@ class HookRequests:
                 return HookResult(failure=f"its result is not believed: {error}")
             data += piece.data
         return HookResult(answer=answer, data=bytes(data))
+
+
+def _request(number: int, order: StepOrder) -> bytes:
+    """The content of a request file."""
+    return json.dumps({"layout": 1, "number": number, **msgspec.structs.asdict(order)}).encode()

@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
@@ -52,6 +53,7 @@ class HelperRequest(msgspec.Struct, omit_defaults=True):
     env: dict[str, bytes] | None = None  # None: the environment that the helper inherited
     worker: str = ""
     kill: bool = False
+    leave: float = 0.0  # seconds that a worker has to take back what it has begun, where the main process is gone
     memory: int = (
         0  # bytes of its own that the program may have at most; 0: as many as this process
     )
@@ -90,6 +92,9 @@ class _Helper:
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # request number -> pid of a living child
         self._children: dict[int, tuple[int, int]] = {}  # pid -> (request number, status pipe)
+        self._leaves: dict[
+            int, float
+        ] = {}  # pid -> seconds that it has when the main process is gone
         self._wake, wake = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(self._wake, False)
@@ -97,7 +102,7 @@ class _Helper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def loop(self) -> None:
-        """Serve until the main process hangs up or dies, then kill what can be killed."""
+        """Serve until the main process hangs up or dies, then kill what can be killed: workers that have something to take back a while later."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -108,8 +113,19 @@ class _Helper:
                     self._reap()
                 else:
                     serving = self._handle_request()
+        for pid in self._children.keys() - self._leaves.keys():
+            _kill_group(pid)
+        self._wait_for_leaving(poll)
         for pid in self._children:
             _kill_group(pid)
+
+    def _wait_for_leaving(self, poll: select.poll) -> None:
+        """Those that have something to take back know by their socket that the main process is gone."""
+        poll.unregister(self._control)
+        until = time.monotonic() + max(self._leaves.values(), default=0.0)
+        while self._leaves and (left := until - time.monotonic()) > 0:
+            poll.poll(left * 1000)
+            self._reap()
 
     def _handle_request(self) -> bool:
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 4)
@@ -136,6 +152,8 @@ class _Helper:
         _write_status(status, b"P", pid)
         self._children[pid] = (request.number, status)
         self._pids[request.number] = pid
+        if request.leave:
+            self._leaves[pid] = request.leave
         _close(others)
 
     def _become(self, request: HelperRequest, status: int, fds: list[int]) -> NoReturn:
@@ -173,6 +191,7 @@ class _Helper:
 
     def _forget_child(self, pid: int) -> None:
         child = self._children.pop(pid, None)
+        self._leaves.pop(pid, None)
         if child:
             with contextlib.suppress(OSError):  # nobody of its group is left
                 os.killpg(pid, signal.SIGKILL)

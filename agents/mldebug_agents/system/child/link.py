@@ -25,8 +25,10 @@ T = TypeVar("T")
 class WorkerStarter(Protocol):
     """The part of `Spawner` that forks child processes which run a function of mldebug."""
 
-    def fork_worker(self, name: str) -> ForkedWorker:
-        """Fork a child that runs the function registered under this name. Raises OSError where that is not possible."""
+    def fork_worker(self, name: str, leave: float = 0.0) -> ForkedWorker:
+        """Fork a child that runs the function registered under this name. `leave`: seconds that it has to take back what it has begun after
+        this process has ended. Raises OSError where that is not possible.
+        """
         ...
 
 

@@ -31,6 +31,7 @@ class ChildProcess:
         self.over = False  # it ended, or nobody is left to say more
         self.start_ticks = 0
         self.owner = owner
+        self.leaves = False  # it has something to take back before it ends
         self._lock = threading.Lock()  # the pipe is not closed while another thread reads it
 
     def describe(self, words: str) -> None:
