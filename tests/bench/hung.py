@@ -37,7 +37,15 @@ from gpu.untouched import (
 from gpu.untouched import Row as Hang
 from processes.incidents.watching import RunningAgent
 
-FRAMEWORKS = ("lightning", "lightning-csv", "trainer", "trainer-tensorboard", "trainer-wandb", "jsonl", "silent")
+FRAMEWORKS = (
+    "lightning",
+    "lightning-csv",
+    "trainer",
+    "trainer-tensorboard",
+    "trainer-wandb",
+    "jsonl",
+    "silent",
+)
 STEPLESS = "silent"  # tells nothing: with the settings as shipped it may take longer
 WITHOUT_STEPS = 90.0  # seconds
 LOOP = "loop"  # tests/jobs/train.py
