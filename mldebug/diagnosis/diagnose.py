@@ -254,6 +254,9 @@ def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
     return diagnosis.verdict is not Verdict.UNKNOWN or case.stuck
 
 
+GUESSED = "the numbers of ranks are a guess, as the dumps do not tell them"
+
+
 def with_missing_dumps(
     case: Case, captures: Iterable[NodeCapture], diagnosis: Diagnosis
 ) -> Diagnosis:
@@ -266,11 +269,14 @@ def with_missing_dumps(
     guess = any(mark.kind == IN_ORDER for one in captures for mark in one.remarks)
     first = no_dump(case, guess)
     confidence = diagnosis.confidence
-    if first or (guess and diagnosis.culprits):
+    if first:
         confidence = LOWER.get(confidence, confidence)
+    summary = diagnosis.summary
+    if guess and diagnosis.culprits:
+        confidence, summary = Confidence.LOW, f"{summary}; {GUESSED}"
     if not first:
-        return msgspec.structs.replace(diagnosis, confidence=confidence)
-    summary = diagnosis.summary[:1].lower() + diagnosis.summary[1:]
+        return msgspec.structs.replace(diagnosis, confidence=confidence, summary=summary)
+    summary = summary[:1].lower() + summary[1:]
     step = "py-spy dump --nonblocking --pid PID > rankN.txt  # of whom there is no dump; then `mldebug diagnose` again"
     return msgspec.structs.replace(
         diagnosis, confidence=confidence, summary=f"{first}; {summary}", next_steps=(step, *diagnosis.next_steps),

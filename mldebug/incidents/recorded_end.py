@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.capture.exports.log_exports import unexported
 from mldebug.capture.exports.packed import last_bytes, unpacked_name
 from mldebug.capture.stacks.files import decoded_text, dump_paths
-from mldebug.capture.stacks.numbering import place_of
+from mldebug.capture.stacks.numbering import may_be_local, place_of
 from mldebug.core.files import unreadable
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.last_attempt import RecordedLog, both_streams
 from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
 
 MAX_BYTES = 32 << 20  # of one log: of a longer one its end
@@ -35,6 +37,8 @@ class _ReadLog(NamedTuple):
 def end_recorded(where: Path) -> RecordedEnd:
     """The end that these logs tell of. Raises an error for a file that cannot be read."""
     found = list(_logs(where))
+    if may_be_local({both_streams(one.log.name) for one in found}):
+        found = [_ReadLog(msgspec.structs.replace(log, rank=None), damage) for log, damage in found]
     gaps = tuple(
         Gap(
             what="a log",

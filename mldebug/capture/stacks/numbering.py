@@ -97,6 +97,26 @@ def host_in(name: str) -> str:
     return match[0] if match else ""
 
 
+def may_be_local(names: Iterable[str]) -> bool:
+    """Whether the numbers of ranks in these names of files, with their folders, may be local ranks: one of them is in two folders or on two
+    hosts, or lower than it can be on its node, where a rank is on each node before (`node1/rank0.txt`).
+    """
+    ranks: dict[tuple[str, str], set[int]] = {}
+    lowest: dict[int, int] = {}  # rank of each numbered node
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if (place := place_of(file)).says != "rank":
+            continue
+        ranks.setdefault((folder, host_in(file)), set()).add(place.number)
+        if node := _NODE.search(file) or _NODE.search(folder):
+            number = int(node[1] or node[2])
+            lowest[number] = min(place.number, lowest.get(number, MAX_RANK))
+    again = Counter(rank for some in ranks.values() for rank in some)
+    first = min(lowest, default=0) if len(lowest) > 1 else 0
+    low = any(rank < node - first for node, rank in lowest.items())
+    return low or any(count > 1 for count in again.values())
+
+
 def number_ranks(found: Sequence[PlacedProcess], launchers: Iterable[ProcessText]) -> Numbered:
     """Find the rank of each process: by what it says of itself, else by the names of files and hosts, else in order. `launchers`:
     processes that show the size of the job.
@@ -130,6 +150,8 @@ def _own_rank(one: PlacedProcess, alone: bool) -> int:
 def _by_names(found: Sequence[PlacedProcess], sizes: Mapping[Place, int]) -> tuple[int, ...] | None:
     """The numbers on files or tasks that hold one rank each; None where they are no ranks: twice, of nodes, or pids."""
     if any(size > 1 for size in sizes.values()) or not found:
+        return None
+    if may_be_local(one.place.name for one in found):
         return None
     numbers = [
         one.process.label.task if one.process.label.task >= 0 else one.place.number for one in found

@@ -153,7 +153,7 @@ def _without_failure(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Ex
         names = words_of_status(stopped[0].exit.status)
         return ExitOutcome(kind="outside", sentence=f"ended by a signal from outside ({names})")
     error = attempt.shared_error
-    unseen = ways <= {ExitKind.UNKNOWN} and (ways or not attempt.identities)
+    unseen = ways <= {ExitKind.UNKNOWN} and (ways or attempt.words.failures or not attempt.identities)  # fmt: skip
     if unseen and error is not None and _launcher_failed(attempt):
         return nobody(
             attempt, exits, f"the job's log ends with {error.error}, and no rank's exit is known"
@@ -161,9 +161,16 @@ def _without_failure(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Ex
     if unseen and (attempt.words.cited or attempt.words.failures) and _launcher_failed(attempt):
         wrote = attempt.words.cited[0] if attempt.words.cited else "that a process had failed"
         return nobody(attempt, exits, f"its launcher wrote {wrote}, and no rank's exit is known")
-    unknown = sum(one.kind is ExitKind.UNKNOWN for one in exits)
-    why = f"{unknown} of {len(exits)} exits unknown" if unknown else "all ranks left with exit 0"
-    return ExitOutcome(kind="normal", sentence=f"ended: {why}")
+    return ExitOutcome(kind="normal", sentence=f"ended: {_how_all_left(attempt, exits)}")
+
+
+def _how_all_left(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> str:
+    """Of an end without a failure: how many ranks are known to have left with exit 0. "all" only where each was seen."""
+    left = sum(one.kind is ExitKind.LEFT for one in exits)
+    here = max(len(attempt.identities), len(exits))
+    if left == here > 0:
+        return "all ranks left with exit 0" if here >= attempt.job.world_size else f"all {left} ranks here left with exit 0"  # fmt: skip
+    return f"{left} of {here} ranks left with exit 0, of the others no exit is known" if left else "no rank's exit is known"  # fmt: skip
 
 
 def _launcher_failed(attempt: AttemptExit) -> bool:

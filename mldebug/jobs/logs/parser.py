@@ -21,6 +21,9 @@ SLOW = (
     1e-3  # seconds a line: then a log of 4 MiB keeps the watch busy for longer than a look may take
 )
 
+# Of this thread; of the process in a browser, where there is only one
+THREAD_SECONDS = getattr(time, "thread_time", time.process_time)
+
 _NULS = re.compile(rb"\0+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
 _CLOSED = b"]}|"
@@ -49,7 +52,7 @@ class LogParser:
         formats: Sequence[LogFormat],
         own: Mapping[str, LogFormat] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        used: Callable[[], float] = time.thread_time,
+        used: Callable[[], float] = THREAD_SECONDS,
     ) -> None:
         """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow.
         `used`: CPU seconds of this thread.

@@ -63,9 +63,9 @@ def of_last_attempt(logs: Sequence[RecordedLog]) -> list[RecordedLog]:
     """The logs of the last attempt, in the order in which they were written where their names tell it, each with its lines of that attempt."""
     logs = [_with(one, _since_start(_without_captured(one.lines))) for one in logs]
     kept = [_with(one, _since_restart(one.lines)) for one in sorted(_newest(logs), key=_order)]
-    finished = {_both_streams(one.name) for one in kept if is_finished(one.lines)}
+    finished = {both_streams(one.name) for one in kept if is_finished(one.lines)}
     return [
-        one if _both_streams(one.name) not in finished or _tells_of_end(one.lines) else _with(one, ())
+        one if both_streams(one.name) not in finished or _tells_of_end(one.lines) else _with(one, ())
         for one in kept
     ]  # fmt: skip
 
@@ -167,15 +167,17 @@ def _newest(logs: Sequence[RecordedLog]) -> list[RecordedLog]:
 def _order(log: RecordedLog) -> tuple[str, bool, int]:
     """By name; what was rotated away is older, and stderr comes last."""
     old = _ROTATED.search(log.name)
-    stream = _STREAM.search(log.name.rpartition("/")[2])
-    is_stderr = stream is not None and stream["stream"].lower() == "err"
+    *folders, file = log.name.split("/")
+    streams = [found for one in folders if (found := _STREAM.fullmatch(one))] + [_STREAM.search(file)]  # fmt: skip
+    is_stderr = any(one is not None and one["stream"].lower() == "err" for one in streams)
     age = -int(old["age"]) if old and old["age"] else int(old["day"]) - _FAR_DAY if old else 0
-    return _both_streams(log.name), is_stderr, age
+    return both_streams(log.name), is_stderr, age
 
 
-def _both_streams(name: str) -> str:
-    """What a log of stdout and that of stderr have in common: `slurm-7.*`; also what was rotated away and what was not."""
+def both_streams(name: str) -> str:
+    """What a log of stdout and that of stderr have in common: `slurm-7.*`, `*/rank0.log`; also what was rotated away and what was not."""
     folder, slash, file = _ROTATED.sub("", name).rpartition("/")
+    folder = "/".join("*" if _STREAM.fullmatch(part) else part for part in folder.split("/"))
     return f"{folder}{slash}{_STREAM.sub('*', file)}"
 
 

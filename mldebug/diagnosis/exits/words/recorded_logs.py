@@ -28,6 +28,12 @@ from mldebug.diagnosis.exits.words.last_attempt import (
 )
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.words.local_ranks import (
+    LOG_FOLDER,
+    OF_TABLE,
+    LocalRanks,
+    local_ranks,
+)
 from mldebug.diagnosis.exits.words.marks import take_apart, tasks_are_nodes
 from mldebug.diagnosis.exits.words.output import (
     SHARED,
@@ -43,7 +49,6 @@ MOST_RANKS = 4096  # of one log: each has a row in the report
 OTHERS_MARKED = (
     2  # ranks whose marks in a log show that no single rank writes to it; one may be quoted
 )
-MOST_LOCAL = 64  # ranks of a node
 FAILED = 1 << 8  # a wait(2) status: what a launcher leaves with whose rank has failed
 _LAUNCHERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("torchrun", re.compile(r"torch[./]distributed[./](?:elastic(?!/multiprocessing/errors)|run|launch)|\[default\d{1,3}\]:|^\s{0,8}rank {1,8}: \d{1,7} \(local_rank:")),
@@ -54,23 +59,13 @@ _LAUNCHERS: tuple[tuple[str, re.Pattern[str]], ...] = (
 _WORLD = re.compile(
     r"\bnranks (\d{1,7})\b|\b(?:WORLD_SIZE|[Ww]orld[_ ][Ss]ize|num_processes)\b['\"]?\]?[ =:]{1,3}(\d{1,7})\b|\bMEMBER: \d{1,7}/(\d{1,7})\b"
 )
-# Not of one communicator, nor of the nodes, as the environment of a pod may have it
-_SAYS_WORLD = re.compile(
-    r"\b[Ww]orld[_ ][Ss]ize\b['\"]?\]?[ =:]{1,3}(\d{1,7})\b|\bMEMBER: \d{1,7}/(\d{1,7})\b"
-)
-_TWO_MARKS = re.compile(r"\[default(?P<local>\d{1,3})\]: ?\[rank(?P<rank>\d{1,7})\]")
-_LOCAL = re.compile(r"\[default(\d{1,3})\]:|\blocal_rank: (\d{1,3})\b")
-# torchrun's table: `  rank      : 5 (local_rank: 1)` and, below it, `  exitcode  : 1 (pid: 4711)`; behind a label of srun or pdsh, too
+# Below a row of torchrun's table: `  exitcode  : 1 (pid: 4711)`; behind a label of srun or pdsh, too
 _LABELLED = r"^(?:\x1b\[[\d;]{0,20}m)?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12} |[\w.-]{1,64}:)?(?:\x1b\[[\d;]{0,20}m)?\s{0,8}"
-_OF_TABLE = re.compile(
-    rf"{_LABELLED}rank {{1,8}}: (?P<rank>\d{{1,7}}) \(local_rank: (?P<local>\d{{1,3}})\)"
-)
 _OTHERS_OF_TABLE = re.compile(r"(?:^|\s)Failures:\s*$")
 _FIRST_OF_TABLE = "Root Cause (first observed failure)"
 _CODE = re.compile(
     rf"{_LABELLED}exitcode {{1,8}}: (?P<code>-?\d{{1,9}}) \(pid: (?P<pid>\d{{1,10}})\)"
 )
-_LOG_FOLDER = re.compile(r"(?:^|/)attempt_\d{1,5}/(?P<local>\d{1,3})/std(?:out|err)\.log$")
 
 
 class _FailureRow(NamedTuple):
@@ -86,16 +81,16 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     logs = of_last_attempt(logs)
     lines = [line for one in logs for line in one.lines]
     table = {one.rank: one for one in _table(lines)}
-    locals_ = _ranks_of_local(lines)
+    locals_ = local_ranks(logs)
     launcher = _launcher(lines)
     of_nodes = launcher in ("torchrun", "deepspeed") or tasks_are_nodes(lines)
     tasked = launcher in (*TASKED, "environment") and not of_nodes
     outputs = _outputs(logs, locals_, range(MAX_RANK) if tasked else ())
-    words = _with_ranks(launcher_words(lines), table, locals_, ranked=not of_nodes)
+    words = _with_ranks(launcher_words(lines), table, locals_.every, ranked=not of_nodes)
     named = {one.rank for one in (*words.failures, *words.followers) if one.rank is not None}
     shown = {*words.errors, *table, *named}
     errors = _errors(outputs, shown)
-    shared = _shared(outputs)
+    shared = _shared(outputs, locals_)
     failed = sorted({*errors, *shown})[:MOST_RANKS]
     own = [*errors.values(), *filter(None, (shared,))]
     lost = len({one.blames_peer for one in errors.values()}) > 1  # one's own, and who lost it
@@ -143,10 +138,12 @@ def _errors(outputs: Sequence[LogOutput], shown: Collection[int]) -> dict[int, R
     return found
 
 
-def _shared(outputs: Sequence[LogOutput]) -> RankError | None:
-    """The last error in logs that several ranks write to, without a mark."""
+def _shared(outputs: Sequence[LogOutput], locals_: LocalRanks) -> RankError | None:
+    """The last error in logs that several ranks write to, without a mark. That of one node's log is not the error of whoever failed on another."""
     lines = shared_lines(outputs)
     error = last_error(lines, SHARED, shared=True)
+    if error is not None and locals_.nodes and not error.blames_peer:
+        error = msgspec.structs.replace(error, alone=False, unclear=True)
     if error is not None and _above_steps(lines, {error.lines[-1:]}):
         return msgspec.structs.replace(error, caught=True)
     return error
@@ -178,18 +175,20 @@ def _launcher(lines: Sequence[str]) -> str:
 
 
 def _outputs(
-    logs: Sequence[RecordedLog], locals_: Mapping[int, int], tasks: Collection[int]
+    logs: Sequence[RecordedLog], locals_: LocalRanks, tasks: Collection[int]
 ) -> list[LogOutput]:
-    taken = [(one, take_apart(one.lines, locals_, tasks)) for one in logs]
+    taken = [(one, take_apart(one.lines, locals_.by_log[one.name], tasks)) for one in logs]
     return [
-        LogOutput(path=one.name, owner=_owner(one, locals_, words.by_rank), words=words)
+        LogOutput(
+            path=one.name, owner=_owner(one, locals_.by_log[one.name], words.by_rank), words=words
+        )
         for one, words in taken
     ]
 
 
 def _owner(log: RecordedLog, locals_: Mapping[int, int], marked: Collection[int]) -> int | None:
     """The only rank that writes to the log, by its name; not where lines in it are marked by several others, as the name may be that of a node or of a run."""
-    folder = _LOG_FOLDER.search(log.name)
+    folder = LOG_FOLDER.match(log.name)
     owner = locals_.get(int(folder["local"])) if log.rank is None and folder else log.rank
     return owner if len(set(marked) - {owner}) < OTHERS_MARKED else None
 
@@ -200,7 +199,7 @@ def _table(lines: Iterable[str]) -> list[_FailureRow]:
     rank: int | None = None
     cut = False
     for line in lines:
-        if row := _OF_TABLE.match(line):
+        if row := OF_TABLE.match(line):
             rank = int(row["rank"])
         elif rank is not None and (code := _CODE.match(line)):
             found.append(_FailureRow(rank, int(code["pid"]), status_of_code(int(code["code"]))))
@@ -212,24 +211,10 @@ def _table(lines: Iterable[str]) -> list[_FailureRow]:
     return [] if cut else found
 
 
-def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
-    """The rank of each local rank: as torchrun's table or two marks before a line say; the same number where all ranks are surely on one node."""
-    found: dict[int, set[int]] = {}
-    most = -1
-    for line in lines:
-        if one := _TWO_MARKS.search(line) or _OF_TABLE.match(line):
-            found.setdefault(int(one["local"]), set()).add(int(one["rank"]))
-        if "rank" in line or "[default" in line:
-            most = max((most, *(int(a or b) for a, b in _LOCAL.findall(line))))
-    if not found and most + 1 == _world(lines, _SAYS_WORLD, unsaid=0):
-        return {local: local for local in range(min(most + 1, MOST_LOCAL))}
-    return {local: min(ranks) for local, ranks in found.items() if len(ranks) == 1}
-
-
-def _world(lines: Iterable[str], says: re.Pattern[str] = _WORLD, unsaid: int = 1) -> int:
-    """The job's number of ranks as its log says; `unsaid` where it does not."""
-    sizes = (int(size) for line in lines for one in says.findall(line) for size in one if size)
-    return max((size for size in sizes if size <= MAX_RANK), default=unsaid)
+def _world(lines: Iterable[str]) -> int:
+    """The job's number of ranks as its log says; 1 where it does not."""
+    sizes = (int(size) for line in lines for one in _WORLD.findall(line) for size in one if size)
+    return max((size for size in sizes if size <= MAX_RANK), default=1)
 
 
 def _with_ranks(
