@@ -14,8 +14,8 @@ from mldebug.core.files import unreadable
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog, both_streams
-from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog, both_streams
+from mldebug.diagnosis.exits.words.recorded.recorded_logs import end_of_logs
 
 MAX_BYTES = 32 << 20  # of one log: of a longer one its end
 MAX_ALL = 256 << 20

@@ -18,9 +18,8 @@ in frames which do not say what it does may be waiting. If a native stack has sh
 A rank that sleeps and wakes now and then to look (`while not done(): sleep(5)`) waits for somebody, so its other threads and children count until
 it last woke. A thread works from a CPU share of `OTHERS_BUSY` on, a child from `CHILDREN_BUSY` on, and both by their I/O: a copy needs little CPU.
 
-On a crowded node a rank that works gets as little CPU as one that only wakes to look again, but waits for it longer: an evaluation that
-computes for a third of its time got 3 to 6 % of a core at a load of 21 on 2 cores and was ready to run for 50 to 95 %, a loop of HTTP retries
-0.3 % and 15 %. Who waits for one for a third of a second and uses 1 % works; who polls and is found in the midst of its look once or twice stands still.
+On a crowded node a rank that works gets as little CPU as one that only wakes to look again, but waits for it longer: at a load of 21 on 2 cores an
+evaluation got 3 to 6 % of a core and was ready to run for 50 to 95 % of the time, a loop of HTTP retries 0.3 % and 15 %. Who waits for a CPU and uses 1 % works.
 
 A rank that writes as fast as a checkpoint is written (1 MiB/s over 10 s, and now more than a log) moves the whole job, unless its main thread
 stands where nobody waits for the writes: in a wait for other ranks, in a sleep, in a debugger.
@@ -165,9 +164,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.signature = self.role = self.classified = self.device_moves = self.proved = None
             self.samples = self.samples_missed = 0
         self.sampled_at, self.rest = max(self.sampled_at, at), None
-        if (
-            self.checkpoint_grew_since <= at
-        ):  # what a step sends to other ranks counts as written, too
+        if self.checkpoint_grew_since <= at:  # what a step sends to others counts as written, too
             self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def miss_sample(self) -> None:

@@ -177,14 +177,14 @@ def test_ranks_with_the_hook_are_as_before(tmp_path: Path, monkeypatch: pytest.M
                 if dies == "n2":  # rank 0 goes on with it
                     del counts["n1"]
                 taken_back(here, counts)
-            told = reply.result()
-            assert told.returncode == 3, told
+            ended = reply.result()
+            assert ended.returncode == 3, ended
             if dies == "n1":
-                assert (told.stdout, whys(here)) == ("", {"nobody waits for it any more"}), told
-                assert "hung up" in told.stderr
+                assert (ended.stdout, whys(here)) == ("", {"nobody waits for it any more"}), ended
+                assert "hung up" in ended.stderr
             else:
-                assert "rank 3 (pid 0 on n2)" in told.stdout, told
-                assert "hung up" in told.stdout
+                assert "rank 3 (pid 0 on n2)" in ended.stdout, ended
+                assert "hung up" in ended.stdout
                 assert "nobody waits for it any more" in whys(here)
             here.goes_on()
             start_again(here.agents[dies], "n[1-3]")

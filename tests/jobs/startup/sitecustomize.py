@@ -81,11 +81,11 @@ def find_modules_of_frames() -> None:
 
     whole = inspect.getmodule
 
-    def getmodule(asked: object, file: str | None = None) -> Any:
+    def getmodule(thing: object, file: str | None = None) -> Any:
         found = None
-        if isinstance(asked, FrameType):
-            found = sys.modules.get(str(asked.f_globals.get("__name__")))
-        return found or whole(asked, file)
+        if isinstance(thing, FrameType):
+            found = sys.modules.get(str(thing.f_globals.get("__name__")))
+        return found or whole(thing, file)
 
     inspect.getmodule = getmodule
 

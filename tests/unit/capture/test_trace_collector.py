@@ -128,12 +128,12 @@ def test_a_ring_of_a_million_chunks_is_not_read(
 
 def test_one_owner_s_thousand_rings_take_no_more_of_a_look_than_his_share() -> None:
     """Another's is read in each look, and each of the thousand in turn; until then it has the time of its last read."""
-    now, seen = [0.0], []
+    now, pids = [0.0], []
 
     class Slow(TraceCollector):
         def _written(self, rank: RankIdentity) -> float | None:
             now[0] += 0.1
-            seen.append(rank.pid)
+            pids.append(rank.pid)
             return now[0]
 
     def job(uid: int, first: int, count: int) -> Job:
@@ -150,9 +150,9 @@ def test_one_owner_s_thousand_rings_take_no_more_of_a_look_than_his_share() -> N
     assert 5000 in first
     for _ in range(12):
         after = traces.update(found)
-    assert seen.count(5000) == 13
+    assert pids.count(5000) == 13
     assert set(after) == {*range(1000, 1030), 5000}
-    assert max(map(seen.count, range(1000, 1030))) <= 2
+    assert max(map(pids.count, range(1000, 1030))) <= 2
 
 
 # --- where they are --------------------------------------------------------------------------------

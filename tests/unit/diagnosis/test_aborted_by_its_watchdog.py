@@ -2,8 +2,8 @@
 
 import pytest
 
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
-from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded.recorded_logs import end_of_logs
 
 CAUGHT = "[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600071 milliseconds before timing out."
 ERRORS = (

@@ -11,8 +11,8 @@ import pytest
 
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
-from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded.recorded_logs import end_of_logs
 from shared.diagnosis.fieldcases import FIELD, Case, all_cases
 from shared.diagnosis.fieldexits import Dress, outcome_of
 from shared.diagnosis.lastwords import PLAYS, WORLD, all_last_words, plan_of, verdict_on

@@ -3,9 +3,9 @@
 import pytest
 
 from mldebug.capture.stacks.numbering import place_of
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
 from mldebug.diagnosis.exits.words.marks import take_apart
-from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded.recorded_logs import end_of_logs
 
 HEAD = "Traceback (most recent call last):"
 FRAME = '  File "/job/train.py", line 30, in train'

@@ -20,15 +20,15 @@ def default(local: int, lines: tuple[str, ...] = OWN) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "size",
     [
         *("data parallel world size: 2", "> DP world_size = 2", "Local world size: 2", "tensor parallel world size: 2", "pipeline world_size: 2"),
         *("world_size=2\nnnodes=2", "+ torchrun --nnodes 2 --node_rank 0 train.py\nworld_size=2", "world_size=2\n--node_rank=1"),
     ],
 )  # fmt: skip
-def test_the_size_of_a_part_makes_no_rank_of_a_local_rank(tmp_path: Path, said: str) -> None:
+def test_the_size_of_a_part_makes_no_rank_of_a_local_rank(tmp_path: Path, size: str) -> None:
     lines = (*default(0, STEPS), *default(1), failed(1, 1))
-    assert named(judged(tmp_path, *said.splitlines(), *lines))[0] == NOBODY
+    assert named(judged(tmp_path, *size.splitlines(), *lines))[0] == NOBODY
     assert named(judged(tmp_path, "world size: 2", *lines))[0] == [1]
 
 

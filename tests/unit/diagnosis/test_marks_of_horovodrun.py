@@ -3,8 +3,8 @@
 import pytest
 
 from mldebug.capture.stacks.prefixes import PREFIXES
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
-from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded.recorded_logs import end_of_logs
 from mldebug.jobs.logs.labels import strip_labels
 
 CLOCK = "Fri Sep 25 16:52:53 2026"

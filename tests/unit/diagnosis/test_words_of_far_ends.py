@@ -6,8 +6,8 @@ from mldebug.core.model import Confidence
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.diagnosis.exits.words.blame import Blame, blame_of
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
-from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded.recorded_logs import end_of_logs
 
 HEAD = 'Traceback (most recent call last):\n  File "/job/train.py", line 88, in train_step\n    self.step(batch)\n'
 WATCHDOG = "[rank2]:[E1104 09:12:44.1 ProcessGroupNCCL.cpp:629] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600031 milliseconds before timing out."

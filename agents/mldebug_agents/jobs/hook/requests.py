@@ -121,16 +121,16 @@ class HookRequests:
 
     @contextmanager
     def _recalled(
-        self, asked: Mapping[int, SignalTarget], number: int, data: bytes
+        self, targets: Mapping[int, SignalTarget], number: int, data: bytes
     ) -> Iterator[None]:
-        """Take the request `data` back from those who may have it (`asked`) where the block does not come to its end: a rank that has not
+        """Take the request `data` back from those who may have it (`targets`) where the block does not come to its end: a rank that has not
         taken it finds none, one that works on it stops.
         """
         try:
             yield
         except BaseException:
             cancel = json.dumps({"layout": 1, "number": number, "what": CANCEL}).encode()
-            for target in asked.values():
+            for target in targets.values():
                 self._withdraw(target, data)
                 with suppress(MldebugError, OSError):
                     if self._place("write", target, cancel):

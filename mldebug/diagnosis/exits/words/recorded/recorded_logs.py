@@ -21,19 +21,8 @@ from mldebug.diagnosis.exits.model import (
     RankExit,
     status_of_code,
 )
-from mldebug.diagnosis.exits.words.last_attempt import (
-    RecordedLog,
-    of_last_attempt,
-    tells_of_step,
-)
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.words.local_ranks import (
-    LOG_FOLDER,
-    OF_TABLE,
-    LocalRanks,
-    local_ranks,
-)
 from mldebug.diagnosis.exits.words.marks import take_apart, tasks_are_nodes
 from mldebug.diagnosis.exits.words.output import (
     SHARED,
@@ -41,6 +30,17 @@ from mldebug.diagnosis.exits.words.output import (
     LogOutput,
     own_errors,
     shared_lines,
+)
+from mldebug.diagnosis.exits.words.recorded.last_attempt import (
+    RecordedLog,
+    of_last_attempt,
+    tells_of_step,
+)
+from mldebug.diagnosis.exits.words.recorded.local_ranks import (
+    LOG_FOLDER,
+    OF_TABLE,
+    LocalRanks,
+    local_ranks,
 )
 
 RECORDED = "recorded"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mldebug.core.ranksets import MAX_RANK
-from mldebug.diagnosis.exits.words.last_attempt import RecordedLog, both_streams
+from mldebug.diagnosis.exits.words.recorded.last_attempt import RecordedLog, both_streams
 
 MOST_LOCAL = 64  # ranks of a node
 _LABELLED = r"^(?:\x1b\[[\d;]{0,20}m)?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12} |[\w.-]{1,64}:)?(?:\x1b\[[\d;]{0,20}m)?\s{0,8}"
