@@ -69,12 +69,13 @@ class Run:
         """
         if self.last_look is not None and self.last_look.job.attempt != look.job.attempt:
             self.hook_states, self.slowness = {}, None
+            self.classes, self.roles, self.frames = {}, {}, {}
         self.job, self.last_look = look.job, look
         self.hook_states |= _hook_states(look)
-        if look.classes:
-            self.classes = {rank: found.name for rank, found in look.classes.items()}
-            self.roles = {rank: found.role for rank, found in look.classes.items()}
-            self.frames = look.frames
+        # a busy node has time for some of its ranks: what the others did last is still known
+        self.classes |= {rank: found.name for rank, found in look.classes.items()}
+        self.roles |= {rank: found.role for rank, found in look.classes.items()}
+        self.frames = {**self.frames, **look.frames}
 
     @property
     def is_alone(self) -> bool:

@@ -92,6 +92,21 @@ def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
     assert run_state(run, {}, "n1").frames == {0: "load (train.py:7)"}
 
 
+def test_a_sample_of_some_ranks_keeps_what_the_others_did() -> None:
+    """Where the machine is busy, the time of a look is over before all have been sampled."""
+    one = job_look(world=2)
+    sleep = Classification(name="sleep", role=Role.INERT, doing="sleeps")
+    collective = Classification(name="collective", role=Role.WAITING, doing="waits")
+    run = Run(one.job, StallWatch(StallSettings()))
+    run.update(msgspec.structs.replace(one, classes={0: collective, 1: sleep}, frames={0: "a", 1: "b"}))  # fmt: skip
+    run.update(msgspec.structs.replace(one, classes={0: collective}, frames={0: "c"}))
+    assert (run.classes, run.frames) == ({0: "collective", 1: "sleep"}, {0: "c", 1: "b"})
+    assert run.roles == {0: Role.WAITING, 1: Role.INERT}
+    again = msgspec.structs.replace(one, job=msgspec.structs.replace(one.job, attempt=1))
+    run.update(again)
+    assert (run.classes, run.roles, run.frames) == ({}, {}, {})
+
+
 def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     job = job_look().job
     taken = NodeCapture(node="n1", taken_at=1.0, job=job)
