@@ -159,7 +159,6 @@ class Spawner:
         try:
             request = HelperRequest(next(self._numbers), worker=name, leave=leave)
             child = self._launch(request, (theirs.fileno(),), (name,))
-            child.leaves = leave > 0
         except OSError:
             ours.close()
             raise
@@ -228,7 +227,7 @@ class Spawner:
             ) from None
         finally:
             os.close(inlet)
-        child = ChildProcess(request.number, outlet, words, owner)
+        child = ChildProcess(request.number, outlet, words, owner, leaves=request.leave > 0)
         self._roster.add(child)
         return child
 

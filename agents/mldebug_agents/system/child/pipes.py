@@ -20,8 +20,16 @@ class ChildProcess:
     `wait_status` once it has ended and was reaped.
     """
 
-    def __init__(self, number: int, fd: int, argv: tuple[str, ...], owner: object = None) -> None:
-        """`owner`: of the process that it looks at; None: of nobody's."""
+    def __init__(
+        self,
+        number: int,
+        fd: int,
+        argv: tuple[str, ...],
+        owner: object = None,
+        *,
+        leaves: bool = False,
+    ) -> None:
+        """`owner`: of the process that it looks at; None: of nobody's. `leaves`: it has something to take back before it ends."""
         self.number = number
         self.fd = fd
         self.argv = argv
@@ -31,7 +39,7 @@ class ChildProcess:
         self.over = False  # it ended, or nobody is left to say more
         self.start_ticks = 0
         self.owner = owner
-        self.leaves = False  # it has something to take back before it ends
+        self.leaves = leaves
         self._lock = threading.Lock()  # the pipe is not closed while another thread reads it
 
     def describe(self, words: str) -> None:
