@@ -33,7 +33,7 @@ from system.test_inspections import (
 )
 from system.test_peers import Agent, follows
 
-pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.long, pytest.mark.timeout(500)]
 need_torch("the ranks have the hook's profiler")
 KEPT = 60.0  # seconds for which a rank keeps an answer
 DEATHS = (  # a coordinator passes on five requests of a node in ten minutes, and one that was started again has forgotten them
@@ -66,6 +66,18 @@ class RankTraits(NamedTuple):
 def traits(here: Site) -> Mapping[int, RankTraits]:
     """Of each rank, by pid."""
     return {pid: _traits(Path("/proc", str(pid))) for pid in ranks_of(here.events)}
+
+
+def settled(here: Site) -> Mapping[int, RankTraits]:
+    """The same, once it was alike in five looks: a rank that writes its step has one file more for a moment, and may still start threads."""
+    looks: list[Mapping[int, RankTraits]] = []
+
+    def alike() -> bool:
+        looks.append(traits(here))
+        return len(looks) >= 5 and all(one == looks[-1] for one in looks[-5:])
+
+    wait_for("the ranks to be alike for a while", alike, ENDED)
+    return looks[-1]
 
 
 def _traits(process: Path) -> RankTraits:
@@ -159,7 +171,7 @@ def test_ranks_with_the_hook_are_as_before(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Agent, "stall", "{timeout: 200s, interval: 1s}")
     everywhere = ("--job", JOB, "--ranks", "0,3", "--cluster")
     with site(tmp_path, *PACE, before=ARMED) as here, ThreadPoolExecutor() as pool:
-        before = traits(here)
+        before = settled(here)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
             with no_steps(here):
                 asker = begun(here.agents["n3"], "memory", *everywhere)
@@ -180,11 +192,16 @@ def test_ranks_with_the_hook_are_as_before(tmp_path: Path, monkeypatch: pytest.M
             ended = reply.result()
             assert ended.returncode == 3, ended
             if dies == "n1":
-                assert (ended.stdout, whys(here)) == ("", {"nobody waits for it any more"}), ended
+                wait_for(
+                    "the reason", lambda: whys(here) == {"nobody waits for it any more"}, ENDED
+                )
+                assert ended.stdout == "", ended
                 assert "hung up" in ended.stderr
             else:
                 assert "rank 3 (pid 0 on n2)" in ended.stdout, ended
-                assert "hung up" in ended.stdout
+                assert (
+                    "hung up" in ended.stdout or "no agent is there" in ended.stdout
+                )  # asked again
                 assert "nobody waits for it any more" in whys(here)
             here.goes_on()
             start_again(here.agents[dies], "n[1-3]")
