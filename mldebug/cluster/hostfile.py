@@ -10,9 +10,8 @@ from mldebug.core.files import unreadable
 from mldebug.core.ranksets import MAX_NODES, unfold_nodes
 
 MAX_BYTES = 1 << 20
-MAX_NAMED = (
-    4 * MAX_NODES
-)  # names that all folded lists of a text may stand for, each time one is named
+# Names that all folded lists of a text may stand for, each time one is named
+MAX_NAMED = 4 * MAX_NODES
 LEAST_PORT = 1024  # `node1:8` are slots; a number from here on, or 22, is a port
 
 _SETTING = re.compile(

@@ -56,10 +56,8 @@ ALL_PAUSE = (
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
 STANDS = 3.0  # seconds without a context switch after which a run may have come to a stand
 CLOSER = 0.6  # of the timeout, after which a native stack is asked about who may wait or work
-READY, AHEAD = (
-    0.75,
-    4.0,
-)  # of the timeout, or seconds before it: then ranks of which none moves are captured, and the report need not wait
+# Of the timeout, or seconds before it: then ranks of which none moves are captured, and the report need not wait
+READY, AHEAD = 0.75, 4.0
 LOOKS = 10  # within a timeout that is set by hand
 AGAIN = 10.0  # timeouts until it is asked again in a run that tells no steps: it stops a rank for a moment
 SAMPLES = 10  # planned over a window, so that at least 8 fit

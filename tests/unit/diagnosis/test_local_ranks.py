@@ -7,7 +7,7 @@ import pytest
 from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.model import Confidence
 from mldebug.core.report_model import Report
-from unit.diagnosis.test_recorded_logs import NOBODY, OWN, STEPS, judged, named, table
+from unit.diagnosis.test_recorded_logs import NOBODY, OWN, STEPS, VICTIM, judged, named, table
 
 
 def failed(code: int, local: int, pid: int = 10271) -> str:
@@ -47,6 +47,23 @@ def test_a_local_rank_of_one_node_is_none_of_the_other(tmp_path: Path, label: st
     if label == LABELS[0]:
         # its steps stand below its error
         assert named(judged(tmp_path, *alone)) == ([3], Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_marks_behind_the_label_of_a_host_are_read_with_the_table_of_that_host(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    """Local rank 1 of the first node lost its peer; that of the second, which is rank 3, raised. A label that the table lacks tells nothing."""
+    of_node = {
+        1: [*default(0, STEPS), *default(1, VICTIM)],
+        2: [*default(0, VICTIM), *default(1), failed(1, 1, 4003), *table((3, 1, 1))],
+    }
+    lines = [f"n{node}: {line}" for node in order for line in of_node[node]]
+    report = judged(tmp_path, *lines)
+    assert named(report) == ([3], Confidence.HIGH)
+    assert "KeyError" in report.diagnosis.summary
+    cut = [line for line in lines if "local_rank" not in line and "rank  " not in line]
+    assert named(judged(tmp_path, *cut))[0] == NOBODY
 
 
 def judged_folder(where: Path, **logs: list[str]) -> Report:

@@ -105,9 +105,7 @@ class HookRequests:
             data = _request(number, order)
             with self._recalled(waiting, number, data):
                 for rank, target in targets.items():
-                    waiting[rank] = (
-                        target  # before: who is interrupted meanwhile may have laid it down
-                    )
+                    waiting[rank] = target  # now: an interrupt may come once it lies there
                     if why := self._send(target, data):
                         found[rank] = HookResult(failure=why)
                         del waiting[rank]

@@ -92,9 +92,7 @@ class _Helper:
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # request number -> pid of a living child
         self._children: dict[int, tuple[int, int]] = {}  # pid -> (request number, status pipe)
-        self._leaves: dict[
-            int, float
-        ] = {}  # pid -> seconds that it has when the main process is gone
+        self._leaves: dict[int, float] = {}  # pid -> seconds left to it without the main process
         self._wake, wake = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(self._wake, False)

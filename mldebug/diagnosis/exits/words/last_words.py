@@ -152,9 +152,8 @@ def last_error(
     if shared and not error.blames_peer and not is_whole(lines, last, found):
         error = msgspec.structs.replace(error, unclear=True)  # nobody's, and torn
     if rank is not None and not error.blames_peer and any(map(_TIMED_OUT.search, after)):
-        error = msgspec.structs.replace(
-            error, unclear=True
-        )  # it lived on, and called what all wait for
+        # it lived on, and called what all wait for
+        error = msgspec.structs.replace(error, unclear=True)
     copies = sum(line.rstrip().endswith(last.error) for line in lines)
     caught = went_on(after) > (OTHERS_WRITE if shared else 0)
     return msgspec.structs.replace(

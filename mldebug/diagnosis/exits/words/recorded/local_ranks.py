@@ -5,7 +5,8 @@
 | torchrun's table, or `[default1]:[rank5]` before a line | the rank of that local rank, on the node that the log is of |
 | as many ranks in the whole job as there are local ranks, and no word of a second node | one node: the numbers are the same |
 | signs of two nodes in several logs: torchrun's folders, or marks with the same local rank | of each log what it says itself |
-| signs of two nodes in one log: two labels of hosts, ranks that one node cannot have | nothing |
+| labels of two hosts before the marks of one log | of the lines behind each label what they say themselves |
+| other signs of two nodes in one log: ranks that one node cannot have | nothing |
 """
 
 import re
@@ -24,7 +25,11 @@ LOG_FOLDER = re.compile(r"^(?P<run>(?:.*/)?)attempt_\d{1,5}/(?P<local>\d{1,3})/s
 _TWO_MARKS = re.compile(r"\[default(?P<local>\d{1,3})\]: ?\[rank(?P<rank>\d{1,7})\]")
 _LOCAL = re.compile(r"\[default(\d{1,3})\]:|\blocal_rank: (\d{1,3})\b")
 # What pdsh, srun, kubectl and docker write before the lines of a node
-_LABEL = re.compile(r"^(?:(?P<host>[\w.-]{1,80}): ?|\[(?P<pod>pod/\S{1,200})\] |(?P<container>[\w.-]{1,80}) +\| ?)\[default\d")  # fmt: skip
+_LABELLED_BY = (
+    r"^(?:(?P<host>[\w.-]{1,80}): ?|\[(?P<pod>pod/\S{1,200})\] |(?P<container>[\w.-]{1,80}) +\| ?)"
+)
+_ANY_LABEL = re.compile(_LABELLED_BY)
+_LABEL = re.compile(rf"{_LABELLED_BY}\[default\d")
 _HOST = re.compile(rf"{_LABELLED}host {{1,8}}: (\S{{1,253}})")
 _SAYS_WORLD = re.compile(r"\b[Ww]orld[_ ][Ss]ize\b['\"]?\]?[ =:]{1,3}(\d{1,7})\b|\bMEMBER: \d{1,7}/(\d{1,7})\b")  # fmt: skip
 # The size of a part: of one communicator, of one node, of the nodes
@@ -40,6 +45,24 @@ class LocalRanks(NamedTuple):
     by_log: Mapping[str, Mapping[int, int]]
     every: Mapping[int, int]
     nodes: bool
+
+
+def of_each_host(log: RecordedLog) -> Sequence[RecordedLog]:
+    """The log, or where labels of two hosts stand before its marks, the lines behind each label as a log of its own."""
+    labels = _labels(log.lines)
+    if len(labels) < 2:
+        return (log,)
+    parts: dict[str, list[str]] = {}
+    for line in log.lines:
+        found = _ANY_LABEL.match(line)
+        label = found[found.lastgroup or 0] if found else ""
+        parts.setdefault(label if label in labels else "", []).append(line)
+    return tuple(
+        RecordedLog(
+            name=f"{log.name} of {label}" if label else log.name, lines=lines, rank=log.rank
+        )
+        for label, lines in parts.items()
+    )
 
 
 def local_ranks(logs: Sequence[RecordedLog]) -> LocalRanks:

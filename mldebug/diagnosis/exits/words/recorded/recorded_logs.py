@@ -41,6 +41,7 @@ from mldebug.diagnosis.exits.words.recorded.local_ranks import (
     OF_TABLE,
     LocalRanks,
     local_ranks,
+    of_each_host,
 )
 
 RECORDED = "recorded"
@@ -81,11 +82,12 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     logs = of_last_attempt(logs)
     lines = [line for one in logs for line in one.lines]
     table = {one.rank: one for one in _table(lines)}
-    locals_ = local_ranks(logs)
+    parts = [part for one in logs for part in of_each_host(one)]
+    locals_ = local_ranks(parts)
     launcher = _launcher(lines)
     of_nodes = launcher in ("torchrun", "deepspeed") or tasks_are_nodes(lines)
     tasked = launcher in (*TASKED, "environment") and not of_nodes
-    outputs = _outputs(logs, locals_, range(MAX_RANK) if tasked else ())
+    outputs = _outputs(parts, locals_, range(MAX_RANK) if tasked else ())
     words = _with_ranks(launcher_words(lines), table, locals_.every, ranked=not of_nodes)
     named = {one.rank for one in (*words.failures, *words.followers) if one.rank is not None}
     shown = {*words.errors, *table, *named}
