@@ -1,16 +1,13 @@
 """The command line: finds the verbs by name, and is the one place where an error becomes a sentence and an exit code."""
 
 import contextlib
-import difflib
 import errno
 import os
-import platform
 import re
 import shutil
 import sys
-import textwrap
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
@@ -18,8 +15,7 @@ import click
 from mldebug import __version__
 from mldebug.cli.help_texts import stored_help
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
-from mldebug.core.plugins import create, load, names, summary
-from mldebug.core.redact import clean
+from mldebug.core.plugins import create, load, modules, names, summary
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "why", "flight-recorder", "reports", "share"),
@@ -94,9 +90,11 @@ class VerbGroup(click.Group):
         """Find the command in `args`. For an unknown one raise UsageError, which proposes the nearest name."""
         verbs = self.list_commands(ctx)
         if args and args[0] not in verbs and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0].replace("_", "-").lower(), verbs, n=1)
+            near = import_module("difflib").get_close_matches(
+                args[0].replace("_", "-").lower(), verbs, n=1
+            )
             hint = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(verbs)}"
-            raise UsageError(f"there is no command {clean(args[0], 40)!r}", hint)
+            raise UsageError(f"there is no command {_clean(args[0], 40)!r}", hint)
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -106,9 +104,10 @@ class VerbGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, grouped by what a person wants to do, one line each."""
+        found = modules("commands")
         for title, verbs in _grouped(self.list_commands(ctx)):
             with formatter.section(title):
-                rows = [(verb.ljust(VERB_WIDTH), _one_line(verb)) for verb in verbs]
+                rows = [(verb.ljust(VERB_WIDTH), _one_line(verb, found)) for verb in verbs]
                 formatter.write_dl(rows, col_spacing=2)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -126,7 +125,7 @@ class VerbGroup(click.Group):
     __version__,
     "-V",
     "--version",
-    message=f"mldebug %(version)s (Python {platform.python_version()})",
+    message=f"mldebug %(version)s (Python {sys.version.split()[0]})",
 )
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
@@ -188,7 +187,7 @@ def _run(arguments: list[str]) -> int:
 
 def _explain(error: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        import_module("traceback").print_exception(error)
     if isinstance(error, MldebugError):
         _say(error.message, error.way_out)
         return int(error.exit_code)
@@ -228,9 +227,9 @@ def _say(message: str, way_out: str) -> None:
     """Write a sentence (one line per problem) and the way out; text in it may come from a job."""
     with contextlib.suppress(OSError):  # stderr is closed: the exit code says it
         for line in message.splitlines() or [""]:
-            click.echo(_folded(f"mldebug: {clean(line, 1000)}"), err=True)
+            click.echo(_folded(f"mldebug: {_clean(line, 1000)}"), err=True)
         if way_out:
-            click.echo(_folded(f"  way out: {clean(way_out, 1000)}"), err=True)
+            click.echo(_folded(f"  way out: {_clean(way_out, 1000)}"), err=True)
 
 
 def _folded(line: str) -> str:
@@ -239,7 +238,7 @@ def _folded(line: str) -> str:
         return line
     whole = _TYPED.sub(lambda found: found[0].replace(" ", "\xa0"), line)
     width = shutil.get_terminal_size().columns
-    parts = textwrap.wrap(whole, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    parts: list[str] = import_module("textwrap").wrap(whole, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)  # fmt: skip
     return "\n".join(parts).replace("\xa0", " ")
 
 
@@ -284,11 +283,16 @@ def _grouped(verbs: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield OTHERS, others
 
 
-def _one_line(verb: str) -> str:
+def _one_line(verb: str, found: Mapping[str, str]) -> str:
     try:
-        return summary("commands", verb.replace("-", "_"))
+        return summary("commands", verb.replace("-", "_"), found)
     except Exception as error:  # noqa: BLE001 - one broken plugin must not hide the others
-        return f"(cannot be loaded: {type(error).__name__}: {clean(str(error), 60)})"
+        return f"(cannot be loaded: {type(error).__name__}: {_clean(str(error), 60)})"
+
+
+def _clean(text: str, length: int) -> str:
+    """Harmless on a terminal; to compile the patterns of secrets beside it is a tenth of a `--help`."""
+    return str(import_module("mldebug.core.redact").clean(text, length))
 
 
 def _verb(name: str) -> str:

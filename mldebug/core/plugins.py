@@ -8,6 +8,7 @@ Each plugin has `create(options)`, annotated with the Protocol of its kind, and,
 """
 
 import pkgutil
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -66,11 +67,19 @@ def names(kind: str) -> list[str]:
     return sorted(name for package in PACKAGES[kind] for name in _modules(package))
 
 
+def modules(kind: str) -> dict[str, str]:
+    """By name, the dotted modules of all plugins of a kind; of two with one name the first."""
+    found: dict[str, str] = {}
+    for package in PACKAGES[kind]:
+        found = _modules(package) | found
+    return found
+
+
 def load(kind: str, name: str) -> ModuleType:
     """Import one plugin. Raises UsageError, with the names that exist, where there is none of this name."""
-    for package in PACKAGES[kind]:
-        if name in (modules := _modules(package)):
-            return import_module(modules[name])
+    module = modules(kind).get(name)
+    if module is not None:
+        return import_module(module)
     raise UsageError(
         f"there is no {kind} plugin named {name!r}", f"choose from: {', '.join(names(kind))}"
     )
@@ -93,15 +102,15 @@ def create_all(kind: str) -> list[Any]:
     return [create(kind, name) for name in names(kind)]
 
 
-def summary(kind: str, name: str) -> str:
+def summary(kind: str, name: str, found: Mapping[str, str] | None = None) -> str:
     """The first line of a plugin's module docstring, which is its help text and its row in the documents.
 
-    The plugin is not imported: its docstring is the first constant of its compiled code.
+    The plugin is not imported: its docstring is the first constant of its compiled code. `found`: the answer of
+    `modules(kind)`, where many are read.
     """
-    for package in PACKAGES[kind]:
-        if name in (modules := _modules(package)):
-            return _docstring(modules[name]).strip().splitlines()[0]
-    return (load(kind, name).__doc__ or "").strip().splitlines()[0]
+    module = (modules(kind) if found is None else found).get(name)
+    text = _docstring(module) if module is not None else load(kind, name).__doc__ or ""
+    return text.strip().splitlines()[0]
 
 
 def _docstring(module: str) -> str:

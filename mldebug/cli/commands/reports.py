@@ -24,13 +24,13 @@ from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.core.text import aligned, typed
 from mldebug.core.units import age_words
-from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import find_report, report_stores_of
 from mldebug.incidents.report_entry import EVERY_REPORT, ReportEntry, ReportFilter
 from mldebug.incidents.report_store import ReportStore
 from mldebug.incidents.stored_evidence import QUERIED_FILE, load_evidence
 
-HTML = "mldebug.incidents.report.html"  # with its templates half of what a list of reports would import
+# Imported where a report is shown: they are most of what a list of reports would import
+TEXT, HTML = "mldebug.incidents.report.text", "mldebug.incidents.report.html"
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
 FORMS = ("table", "wide", "name", "json")
 LATEST = "latest"
@@ -159,7 +159,8 @@ def show(
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
-    print_report(report, Console())
+    text = import_module(TEXT)
+    text.print_report(report, Console())
     click.echo(f"\nFull report: {archive.path(report.id) / 'report.html'}")
 
 
@@ -282,10 +283,11 @@ def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
     """The bytes of a report exported as `suffix` (.json, .html, .txt, or .tar.gz with all three and the evidence), rendered anew
     from the checked report.
     """
+    text, html = import_module(TEXT), import_module(HTML)
     forms: dict[str, bytes] = {
         "report.json": msgspec.json.encode(report) + b"\n",
-        "report.html": import_module(HTML).render_html(report).encode(errors="replace"),
-        "report.txt": "\n".join([*report_lines(report, 100), ""]).encode(errors="replace"),
+        "report.html": html.render_html(report).encode(errors="replace"),
+        "report.txt": "\n".join([*text.report_lines(report, 100), ""]).encode(errors="replace"),
     }
     if suffix != ".tar.gz":
         return forms[f"report{suffix}"]

@@ -245,7 +245,9 @@ def test_a_broken_plugin_does_not_hide_the_others(
 ) -> None:
     real = cli.summary
     monkeypatch.setattr(
-        cli, "summary", lambda room, name: real(room, name) if name != "dump" else 1 / 0
+        cli,
+        "summary",
+        lambda kind, name, *found: real(kind, name, *found) if name != "dump" else 1 / 0,
     )
     assert cli.main([]) == 0
     printed = capsys.readouterr().out
