@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.system.sources import nodes_of, tree_of
+
 ROOT = Path(__file__).parents[3]
 FILES = [
     file
@@ -55,7 +57,7 @@ EXCEPTIONS = {
 def declared(tree: ast.AST) -> set[str]:
     """The attributes that classes of a module declare or set on themselves."""
     names = set()
-    for cls in ast.walk(tree):
+    for cls in nodes_of(tree):
         for node in ast.walk(cls) if isinstance(cls, ast.ClassDef) else ():
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names.add(node.target.id)
@@ -82,15 +84,15 @@ def made(function: ast.AST) -> set[str]:
 
 def foreign(source: str) -> Iterator[tuple[str, int]]:
     """What attributes are assigned to, and the line, wherever it is neither `self`, nor made here, nor of a class of this module."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     own = declared(tree)
     fresh: dict[ast.AST, set[str]] = {}
-    for function in ast.walk(tree):
+    for function in nodes_of(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             variables = made(function)
             for node in ast.walk(function):
                 fresh[node] = fresh.get(node, set()) | variables
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
             yield ast.unparse(node.args[0]), node.lineno
         if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
@@ -111,7 +113,7 @@ LATER = {
 
 def keepers(source: str) -> Iterator[str]:
     """`Class.method` of what does nothing but keep a function for its object: a part that is connected after it was made."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     functions = {"Callable"} | {
         target.id
         for node in tree.body
@@ -119,7 +121,7 @@ def keepers(source: str) -> Iterator[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+    for cls in (node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)):
         for method in (node for node in cls.body if isinstance(node, ast.FunctionDef)):
             given = {
                 one.arg

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.system.sources import nodes_of, tree_of
+
 ROOT = Path(__file__).parents[3]
 ROOTS = ("mldebug", "agents/mldebug_agents", "exporters/mldebug_exporters")
 PERSONS = ("agents/mldebug_agents/probes/", "agents/mldebug_agents/support/demo/")
@@ -97,7 +99,7 @@ def _is_bounded(node: ast.expr) -> bool:
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[str, list[ast.expr]]]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             yield name, node.args
@@ -116,7 +118,7 @@ def expands(tree: ast.AST) -> bool:
             return True
         if name in PADDING and arguments and not _is_bounded(arguments[0]):
             return True
-    return _repeats(tree) or any(map(_powers, ast.walk(tree)))
+    return _repeats(tree) or any(map(_powers, nodes_of(tree)))
 
 
 def _powers(node: ast.AST) -> bool:
@@ -139,7 +141,7 @@ def _is_a_size(node: ast.expr) -> bool:
 
 def _repeats(tree: ast.AST) -> bool:
     """A list, a tuple, a text or bytes, written out, times a variable."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             for one, times in ((node.left, node.right), (node.right, node.left)):
                 text = isinstance(one, ast.Constant) and isinstance(one.value, str | bytes)
@@ -153,7 +155,7 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
         for file in sorted((ROOT / root).rglob("*.py")):
             name = str(file.relative_to(ROOT))
             if not name.startswith(PERSONS):
-                yield name, ast.parse(file.read_text())
+                yield name, tree_of(file.read_text())
 
 
 def test_whoever_expands_a_number_has_a_row_that_says_who_bounds_it() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.plugins import PACKAGES, load, names
+from shared.system.sources import tree_of
 
 ROOT = Path(__file__).parents[3]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
@@ -63,7 +64,7 @@ def _defined() -> set[tuple[str, str]]:
     return {
         (".".join(file.relative_to(ROOT / "mldebug").with_suffix("").parts), node.name)
         for file in (ROOT / "mldebug").rglob("*.py")
-        for node in ast.parse(file.read_text()).body
+        for node in tree_of(file.read_text()).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
 
@@ -75,7 +76,7 @@ def test_config_stands_on_what_it_configures() -> None:
     subjects = {
         node.module
         for file in (ROOT / "mldebug/config").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(tree_of(file.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module
     }
     configured = {".".join(one.split(".")[:2]) for one in subjects if one.startswith("mldebug.")}
@@ -88,7 +89,7 @@ def test_families_of_metrics_are_declared_in_tables() -> None:
     alone = {
         name: node.lineno
         for name in names("metrics")
-        for node in ast.walk(ast.parse(Path(load("metrics", name).__file__ or "").read_text()))
+        for node in ast.walk(tree_of(Path(load("metrics", name).__file__ or "").read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Family"
     }
     assert alone == {}

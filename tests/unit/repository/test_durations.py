@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mldebug.core.units import age_words, duration_words, parse_duration
+from shared.system.sources import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ("mldebug", "agents", "exporters")
@@ -35,7 +36,7 @@ PERCENT = re.compile(r"%\.?\d*[fg](?:ms|min|[smhd])\b")
 
 def glued(source: str) -> list[int]:
     """The lines of Python source that print a value with a unit of time glued to it, options that are quoted left out."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(tree_of(source))
     formats = {id(node.format_spec) for node in nodes if isinstance(node, ast.FormattedValue)}
     return [line for node in nodes if id(node) not in formats for line in _of(node)]
 

@@ -26,6 +26,7 @@ from shared.jobs.hostile import (
     SHARED,
     VARIABLES,
 )
+from shared.system.sources import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[3]
 AGENTS = ROOT / "agents/mldebug_agents"
@@ -47,7 +48,7 @@ def _constants() -> Iterator[str]:
         for file in root.rglob("*.py"):
             if file.relative_to(root).parts[0] in OF_PERSONS:
                 continue
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in nodes_of(tree_of(file.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value
 
@@ -118,8 +119,8 @@ def test_the_line_is_one_of_its_format(kind: str, line: str) -> None:
 def test_every_reader_of_files_of_jobs_has_a_file() -> None:
     found = set()
     for file in AGENTS.rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+        tree = tree_of(file.read_text())
+        calls = (node.func for node in nodes_of(tree) if isinstance(node, ast.Call))
         if any(isinstance(one, ast.Attribute) and one.attr in READS for one in calls):
             found.add(str(file.relative_to(AGENTS)))
     new = found - FILES.keys() - {"system/reader.py"}

@@ -8,6 +8,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.system.sources import nodes_of, tree_of
+
 ROOT = Path(__file__).parents[3]
 AGENTS = ROOT / "agents/mldebug_agents"
 NAMES = frozenset({"open"})
@@ -206,15 +208,15 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
     for file in sorted(AGENTS.rglob("*.py")):
         name = str(file.relative_to(AGENTS))
         if not name.startswith(FOR_THEMSELVES) or name.startswith("probes/history"):
-            yield name, ast.parse(file.read_text())
+            yield name, tree_of(file.read_text())
 
 
 def opens(tree: ast.AST) -> bool:
     """Whether a call in it opens, lists or follows a path, or a function that does is handed on."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes_of(tree) if isinstance(node, ast.Call)]
     named = any(isinstance(one, ast.Name) and one.id in NAMES | METHODS for one in calls)
     called = any(isinstance(one, ast.Attribute) and one.attr in METHODS for one in calls)
-    return named or called or any(map(_hands_on, ast.walk(tree)))
+    return named or called or any(map(_hands_on, nodes_of(tree)))
 
 
 def _hands_on(node: ast.AST) -> bool:
@@ -243,7 +245,7 @@ def test_whoever_opens_files_has_a_row_that_says_why() -> None:
 
 def test_in_the_other_roots_nobody_opens_what_a_job_names() -> None:
     files = [file for root in ("mldebug", "exporters") for file in (ROOT / root).rglob("*.py")]
-    found = {str(file.relative_to(ROOT)) for file in files if opens(ast.parse(file.read_text()))}
+    found = {str(file.relative_to(ROOT)) for file in files if opens(tree_of(file.read_text()))}
     assert found == ELSEWHERE.keys(), "read what a job names in mldebug_agents, by Reader"
 
 
@@ -252,7 +254,7 @@ def test_the_agent_calls_nothing_that_is_for_a_person_s_files() -> None:
     found = {
         (name, node.module)
         for name, tree in _modules()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ImportFrom) and node.module in modules
     }
     assert found == {
@@ -268,7 +270,7 @@ def test_only_these_read_with_the_agent_s_own_rights() -> None:
     found = {
         name
         for name, tree in _modules()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Name) and node.id == "OPERATOR"
     }
     assert found == WITH_OPERATORS_RIGHTS.keys()

@@ -23,6 +23,8 @@ ROOTS = (
     "agents/mldebug_training",
     "exporters/mldebug_exporters",
 )
+from shared.system.sources import tree_of
+
 PLUGINS = [(kind, name) for kind in PACKAGES for name in names(kind)]
 
 
@@ -52,7 +54,7 @@ def test_a_plugin_file_has_a_docstring_options_and_create(kind: str, name: str) 
     ids=str,
 )
 def test_every_file_says_what_it_is_for(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path.read_text())
     assert ast.get_docstring(tree) or not tree.body
 
 

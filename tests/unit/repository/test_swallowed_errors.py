@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.system.sources import nodes_of, tree_of
+
 ROOT = Path(__file__).parents[3]
 FILES = [
     file
@@ -50,12 +52,12 @@ def silent(source: str) -> Iterator[tuple[int, str]]:
     """(line, names of the errors) of each place that drops errors without a word."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
-    tree = ast.parse(source)
+    tree = tree_of(source)
     documented = set()
-    for function in ast.walk(tree):
+    for function in nodes_of(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             documented |= set(ast.walk(function)) if ast.get_docstring(function) else set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.ExceptHandler | ast.With):
             continue
         names = [name for name in dropped(node) if name not in CLEAR]

@@ -16,6 +16,7 @@ from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.remote import RemoteCases
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import Context
+from shared.system.sources import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[3]
 BASES = {"mldebug": "", "mldebug_agents": "agents", "mldebug_training": "agents", "mldebug_exporters": "exporters"}  # fmt: skip
@@ -42,7 +43,7 @@ def sources() -> dict[str, str]:
 
 def imported(name: str, tree: ast.Module, modules: Mapping[str, object]) -> Iterator[str]:
     """The modules that a module imports, wherever in it, by a word too; of `from a import b` it is a.b where that is a module, else a."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             words = (each.value for each in node.args if isinstance(each, ast.Constant))
             yield from (each for each in words if each in modules)
@@ -59,7 +60,7 @@ def imported(name: str, tree: ast.Module, modules: Mapping[str, object]) -> Iter
 @cache
 def imports() -> dict[str, set[str]]:
     texts = sources()
-    return {name: set(imported(name, ast.parse(text), texts)) - {name} for name, text in texts.items()}  # fmt: skip
+    return {name: set(imported(name, tree_of(text), texts)) - {name} for name, text in texts.items()}  # fmt: skip
 
 
 def on_cycles(graph: Graph) -> set[str]:
@@ -105,7 +106,7 @@ def test_no_function_is_long() -> None:
     long = {
         f"{name}.{node.name}": lines
         for name, text in sources().items()
-        for node in ast.walk(ast.parse(text))
+        for node in nodes_of(tree_of(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION
     }
@@ -171,12 +172,12 @@ def built_elsewhere(modules: Mapping[str, ast.Module]) -> Iterator[str]:
     parts = {
         node.name: name.split(".")[1]
         for name, tree in trees.items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef) and PART.search(node.name)
     }
     for name, tree in trees.items():
         subject = name.split(".")[1]
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             called = node.func if isinstance(node, ast.Call) else None
             if isinstance(called, ast.Name) and called.id in parts and subject not in {parts[called.id], *BUILDERS}:  # fmt: skip
                 yield f"{name}: {called.id}"
@@ -185,12 +186,12 @@ def built_elsewhere(modules: Mapping[str, ast.Module]) -> Iterator[str]:
 def test_a_part_that_is_built_elsewhere_is_found() -> None:
     texts = {"mldebug_agents.watch.a": "class AMonitor: ...", "mldebug_agents.jobs.b": "AMonitor()",
              "mldebug_agents.agent.wiring": "AMonitor()", "mldebug_agents.watch.c": "AMonitor()"}  # fmt: skip
-    found = built_elsewhere({name: ast.parse(text) for name, text in texts.items()})
+    found = built_elsewhere({name: tree_of(text) for name, text in texts.items()})
     assert list(found) == ["mldebug_agents.jobs.b: AMonitor"]
 
 
 def test_parts_of_several_subjects_are_put_together_in_one_place() -> None:
-    found = built_elsewhere({name: ast.parse(text) for name, text in sources().items()})
+    found = built_elsewhere({name: tree_of(text) for name, text in sources().items()})
     assert list(found) == []
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mldebug.core.plugins import PACKAGES, load, names
+from shared.system.sources import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[3]
 ROOTS = {
@@ -61,7 +62,7 @@ def module_of(file: Path) -> str:
 
 def defined(tree: ast.Module) -> Iterator[str]:
     """The functions, classes and methods of a module, its constants, and the fields of its classes."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if not node.decorator_list:
                 yield node.name
@@ -76,12 +77,12 @@ def unused(sources: list[str], others: str = "") -> set[str]:
     times = Counter(re.findall(r"\w+", others))
     for source in sources:
         times.update(re.findall(r"\w+", source))
-    found = {name for source in sources for name in defined(ast.parse(source))}
+    found = {name for source in sources for name in defined(tree_of(source))}
     return {name for name in found if times[name] == 1 and not name.startswith("__")}
 
 
 def imported(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(tree_of(source)):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -144,10 +145,10 @@ def loads(node: ast.AST) -> Iterator[str]:
 
 def unread(sources: dict[str, str], others: str = "") -> set[str]:
     """`module.name` of what a module gives, and neither reads itself elsewhere nor another one imports from it or reads behind a dot."""
-    trees = {name: ast.parse(source) for name, source in sources.items()}
+    trees = {name: tree_of(source) for name, source in sources.items()}
     taken = set(re.findall(r"\w+", others))
     for tree in trees.values():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ImportFrom):
                 module = (node.module or "").rpartition(".")[2]
                 taken |= {f"{module}.{each.name}" for each in node.names}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.plugins import PACKAGES, load, names
+from shared.system.sources import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[3]
 ROOTS = {
@@ -118,7 +119,7 @@ NO_PAGE = {
 def classes() -> dict[str, set[str]]:
     found = defaultdict(set)
     for file in FILES:
-        for node in ast.parse(file.read_text()).body:
+        for node in tree_of(file.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 found[node.name].add(str(file.relative_to(ROOT)))
     return found
@@ -176,7 +177,7 @@ def names_of(file: Path) -> Iterator[tuple[str, bool]]:
     yield file.stem, False
     for part in file.relative_to(ROOT).parts[:-1]:
         yield part, False
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes_of(tree_of(file.read_text())):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, False
         elif isinstance(node, ast.arg):
@@ -307,7 +308,7 @@ def public(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 def documented(file: Path) -> Iterator[tuple[str, str]]:
     """The docstring of a module, and those of what is public in it."""
-    tree = ast.parse(file.read_text())
+    tree = tree_of(file.read_text())
     yield "the module", ast.get_docstring(tree) or ""
     yield from public(tree.body)
 
@@ -369,7 +370,7 @@ def test_docstrings_say_what_is_meant() -> None:
         f"{file.relative_to(ROOT)}: {node.name}"
         for file in FILES
         if "commands" not in file.parts
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes_of(tree_of(file.read_text()))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         and node.name[0] != "_"
         and (text := ast.get_docstring(node))
