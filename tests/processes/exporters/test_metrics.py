@@ -136,7 +136,7 @@ def a_moving_run(agent: RunningAgent, job: RunningJob, server: Prometheus) -> st
     )
     assert median is not None
     assert 0 < median < 10
-    assert server.value(f"time() - mldebug_run_progress_timestamp_seconds{mine} < 10") is not None
+    wait_for("progress of this moment", lambda: server.value(f"time() - mldebug_run_progress_timestamp_seconds{mine} < 10") is not None, 60)  # fmt: skip
     assert server.value(f'mldebug_run_info{{run="{result.id}",name="train.py"}}') == 1
     assert server.value("mldebug_agent_children >= 1") is not None
     assert (server.value("mldebug_agent_with_children_memory_bytes") or 0) > 10 << 20
