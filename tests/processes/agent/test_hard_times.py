@@ -50,9 +50,7 @@ def set_clock(file: Path, ahead: int) -> None:
 
 
 @pytest.mark.parametrize("step", [DAY, -DAY, HOUR, -HOUR])
-def test_a_clock_that_is_set_hides_no_stall_and_makes_none(
-    tmp_path: Path, step: int
-) -> None:
+def test_a_clock_that_is_set_hides_no_stall_and_makes_none(tmp_path: Path, step: int) -> None:
     with settable_clock(tmp_path) as (more, clock):
         with (
             watching(tmp_path, settings(tmp_path, stall=STALL), more=more) as agent,
