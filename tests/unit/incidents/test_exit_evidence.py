@@ -22,6 +22,9 @@ from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.kernel_deaths import KEPT, KernelDeathLog
 
 WAIT = 10.0
+NO_PID = (
+    (1 << 22) + 1
+)  # above all that the kernel gives: another process has a control group, and its count of kills
 MARKED = "[rank1]: Traceback (most recent call last):\n[rank1]:   x\n[rank1]: ValueError: shard of another\n"
 Start = Callable[[Path], int]
 
@@ -158,8 +161,8 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
     tmp_path: Path, kmsg: Kmsg
 ) -> None:
     """All ranks and the launcher were killed at once: from outside, if only the kernel did not do it."""
-    one = job("a", 100, 101)
-    exits = tuple(RankExit(rank=rank, pid=100 + rank, at=9.0, moment=rank, status=signal.SIGKILL) for rank in range(2))  # fmt: skip
+    one = job("a", NO_PID, NO_PID + 1)
+    exits = tuple(RankExit(rank=rank, pid=NO_PID + rank, at=9.0, moment=rank, status=signal.SIGKILL) for rank in range(2))  # fmt: skip
     with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
         watched = ExitEvidence(tools.capture, kmsg.log)
         watched.add_job(one)
